@@ -1,0 +1,39 @@
+# make demo   train a real model on real data and show the result
+# make test   every check and every test; what CI runs
+# make check  ruff, mypy --strict, the architecture test
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check data format clean
+
+demo: .venv/runtime
+	$(BIN)/weft run digits_mlp --out runs/demo-$$(date +%Y%m%d-%H%M%S)
+
+test: .venv/dev data check
+	$(BIN)/python -m pytest
+
+check: .venv/dev
+	scripts/check
+
+# Fashion-MNIST comes as a Debian package; tests that need it say so when it is missing.
+data:
+	@scripts/install-data
+
+format: .venv/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# torch goes first, by its pin: a package that asks for "torch" must find the CPU build in place.
+.venv/runtime: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) torch==2.13.0
+	$(PIP) --editable .
+	touch $@
+
+.venv/dev: .venv/runtime
+	$(PIP) --editable '.[dev,images]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,91 @@
+"""Every exception that Weft raises on purpose.
+
+WeftError                       a fact, its values, one cure; `exit_code` is what the command line returns
++-- UsageError (ValueError)     2: what was asked for cannot be done
+|   +-- RecipeError             an unknown recipe, key, value or a wrong type
+|   +-- DataNotFoundError       a data set that is not on this machine
+|   +-- RunFolderError          a run folder that exists, is missing or is not one
+|   +-- ComparisonError         two records that may not be compared
++-- CorruptFileError            2: a data file, record or checkpoint that is not what it claims to be
++-- TrainingError               3: training started and could not go on
+    +-- DivergedError           a loss or tensor that is not finite
+    +-- StorageError            a file that could not be written (a full disk, a read-only folder)
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = [
+    "ComparisonError",
+    "CorruptFileError",
+    "DataNotFoundError",
+    "DivergedError",
+    "RecipeError",
+    "RunFolderError",
+    "StorageError",
+    "TrainingError",
+    "UsageError",
+    "WeftError",
+    "nearest",
+]
+
+
+class WeftError(Exception):
+    """The root of the tree."""
+
+    exit_code = 3
+
+
+class UsageError(WeftError, ValueError):
+    """What was asked for cannot be done."""
+
+    exit_code = 2
+
+
+class RecipeError(UsageError):
+    """An unknown recipe, key or value, or a value of the wrong type."""
+
+
+class DataNotFoundError(UsageError):
+    """A data set that is not on this machine; says where it was looked for."""
+
+
+class RunFolderError(UsageError):
+    """A run folder that exists already, is missing, or is not a run folder."""
+
+
+class ComparisonError(UsageError):
+    """Two records that may not be compared."""
+
+
+class CorruptFileError(WeftError):
+    """A data file, record or checkpoint that is not what it claims to be."""
+
+    exit_code = 2
+
+
+class TrainingError(WeftError):
+    """Training started and could not go on."""
+
+    exit_code = 3
+
+
+class DivergedError(TrainingError):
+    """A loss or tensor that is not finite; names the step and the first bad tensor."""
+
+
+class StorageError(TrainingError):
+    """A file that could not be written."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The cure for a misspelt name, as a clause: `did you mean 'adam'?` or the list of what is known.
+
+    >>> nearest("adm", ["sgd", "adam"])
+    "did you mean 'adam'?"
+    >>> nearest("zzz", ["sgd", "adam"])
+    'known: adam, sgd'
+    """
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"

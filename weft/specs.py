@@ -1,0 +1,54 @@
+"""Frozen descriptions that every level shares."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Batch", "TaskSpec", "TensorSpec"]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and type of a tensor, without its values. In data sets the shape is that of one sample."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What a model must accept and produce: one input sample, and the size of the last output dimension."""
+
+    input: TensorSpec
+    num_outputs: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples stacked along dimension 0: the model is called as `model(*inputs)`, the loss as
+    `loss(predictions, *targets)`."""
+
+    inputs: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+
+    def __len__(self) -> int:
+        return self.inputs[0].shape[0]
+
+    def to(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> "Batch":
+        """A copy on another device, or with its floating-point tensors (and only those) in another type."""
+
+        def convert(tensor: Tensor) -> Tensor:
+            wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            return tensor.to(device=device, dtype=wanted)
+
+        return Batch(tuple(map(convert, self.inputs)), tuple(map(convert, self.targets)))
+
+    def split(self, num_parts: int) -> list["Batch"]:
+        """At most `num_parts` consecutive pieces whose sizes differ by at most one sample; none is empty."""
+        pieces = zip(
+            zip(*(t.tensor_split(num_parts) for t in self.inputs), strict=True),
+            zip(*(t.tensor_split(num_parts) for t in self.targets), strict=True),
+            strict=True,
+        )
+        return [batch for batch in (Batch(*piece) for piece in pieces) if len(batch)]

@@ -1,0 +1,45 @@
+"""What a data set is to the rest of Weft."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from weft.specs import Batch, TaskSpec
+
+__all__ = ["AbstractDataset", "Splits"]
+
+
+class AbstractDataset(ABC):
+    """Samples that can be taken by index, in any order, by any rank."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def take(self, indices: Tensor, epoch: int = 0) -> Batch:
+        """The samples at `indices` (int64, one dimension), stacked.
+
+        Random augmentation is a function of the sample's index and the epoch alone, so that a sample looks the same
+        whichever rank takes it and after every resume.
+        """
+
+    @abstractmethod
+    def checksum(self) -> str:
+        """SHA-256 of the raw data, as hexadecimal text."""
+
+    def lengths(self) -> Tensor | None:
+        """The length of every sample where samples differ in length (what bucketing sorts by), else None."""
+        return None
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A data set cut for training. The target is judged on `validation`, acceptance on `test`: a test set that
+    picks the stopping point is no test set."""
+
+    name: str
+    task: TaskSpec
+    train: AbstractDataset
+    validation: AbstractDataset
+    test: AbstractDataset

@@ -1,0 +1,99 @@
+"""What happens during training, as data. A listener is any function that takes an event."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.metrics.record import Evaluation
+
+__all__ = [
+    "EpochEnded",
+    "EpochStarted",
+    "EvaluationEnded",
+    "EvaluationStarted",
+    "Event",
+    "Listener",
+    "Progress",
+    "StepEnded",
+    "StepStarted",
+    "StopTraining",
+    "TrainingEnded",
+    "TrainingStarted",
+]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands. Samples are global: those of all ranks together."""
+
+    step: int
+    samples: int
+    total_samples: int
+    epoch: float  # samples / size of the training set
+
+
+@dataclass(frozen=True)
+class TrainingStarted:
+    progress: Progress
+    seed: int
+    num_parameters: int
+
+
+@dataclass(frozen=True)
+class TrainingEnded:
+    progress: Progress
+    reason: str
+
+
+@dataclass(frozen=True)
+class EpochStarted:
+    epoch: int
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    epoch: int
+
+
+@dataclass(frozen=True)
+class StepStarted:
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class StepEnded:
+    progress: Progress
+    loss: float
+    lr: float
+    seconds: float
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class EvaluationStarted:
+    progress: Progress
+    split: str
+
+
+@dataclass(frozen=True)
+class EvaluationEnded:
+    progress: Progress
+    split: str
+    evaluation: Evaluation
+
+
+Event = (
+    TrainingStarted
+    | TrainingEnded
+    | EpochStarted
+    | EpochEnded
+    | StepStarted
+    | StepEnded
+    | EvaluationStarted
+    | EvaluationEnded
+)
+
+Listener = Callable[[Event], None]
+
+
+class StopTraining(Exception):  # noqa: N818 -- a request, not an error
+    """Raised by a listener to end training after the current step, in good order."""

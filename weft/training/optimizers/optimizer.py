@@ -1,0 +1,84 @@
+"""The optimizer seam: Deep500's three steps as pure functions on tensors.
+
+    new_input       once per step        the shared state moves on (step counter)
+    prepare_param   before the gradient  the point at which the gradient is taken
+    update_rule     after the gradient   (gradient, parameter, slots) -> (parameter, slots)
+
+A rule never writes to a tensor it was given and keeps nothing between calls, so any consistency scheme can run it
+where and when it likes (on a server, on a shard, late), and a graph can capture it. Learning rate and step are
+tensors in the shared state for the same reason.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+__all__ = ["AbstractOptimizer", "AbstractRule", "OptimizerState", "Scope", "Shared", "Slots"]
+
+Slots = Mapping[str, Tensor]
+"""What an optimizer remembers of one parameter, by name: `velocity`, `second_moment`."""
+
+Scope = Literal["element", "layer"]
+"""Whether a rule may run on any cut of a tensor, or needs norms of whole tensors (LARS, LAMB)."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all parameters share: both are float64 scalars, so that no precision is lost before they are used."""
+
+    lr: Tensor
+    step: Tensor
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """Everything an optimizer carries from step to step."""
+
+    shared: Shared
+    slots: Mapping[str, Slots]  # by parameter name
+
+
+class AbstractRule(ABC):
+    """The mathematics of one optimizer, one tensor at a time."""
+
+    @property
+    @abstractmethod
+    def scope(self) -> Scope: ...
+
+    @abstractmethod
+    def initial_slots(self, parameter: Tensor) -> Slots: ...
+
+    @abstractmethod
+    def new_input(self, shared: Shared) -> Shared: ...
+
+    @abstractmethod
+    def prepare_param(self, parameter: Tensor, slots: Slots, shared: Shared) -> Tensor: ...
+
+    @abstractmethod
+    def update_rule(
+        self, gradient: Tensor, parameter: Tensor, slots: Slots, shared: Shared
+    ) -> tuple[Tensor, Slots]: ...
+
+
+class AbstractOptimizer(ABC):
+    """What the loop drives: a rule over all parameters, or a torch.optim optimizer as it is."""
+
+    @abstractmethod
+    def init(self, parameters: Mapping[str, Tensor]) -> OptimizerState: ...
+
+    @abstractmethod
+    def prepare(self, parameters: Mapping[str, Tensor], state: OptimizerState) -> Mapping[str, Tensor]:
+        """The parameters at which the next gradient is to be computed."""
+
+    @abstractmethod
+    def update(
+        self,
+        gradients: Mapping[str, Tensor | None],
+        parameters: Mapping[str, Tensor],
+        state: OptimizerState,
+        lr: float,
+    ) -> OptimizerState:
+        """One step, written into `parameters` in place; a gradient of None leaves its parameter alone."""
