@@ -20,6 +20,7 @@ __all__ = [
     "CorruptFileError",
     "DataNotFoundError",
     "DivergedError",
+    "PeerLostError",
     "RecipeError",
     "RunFolderError",
     "StorageError",
@@ -72,6 +73,14 @@ class TrainingError(WeftError):
 
 class DivergedError(TrainingError):
     """A loss or tensor that is not finite; names the step and the first bad tensor."""
+
+
+class PeerLostError(TrainingError):
+    """A rank that died or fell silent; the text and `peer` name it."""
+
+    def __init__(self, text: str, peer: int) -> None:
+        super().__init__(text)
+        self.peer = peer
 
 
 class StorageError(TrainingError):

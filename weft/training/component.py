@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from weft.errors import RecipeError, nearest
 
-__all__ = ["Component", "Option", "build", "coerce", "find_by_path", "options_of", "parse_option"]
+__all__ = ["Component", "Option", "build", "check_options", "coerce", "find_by_path", "options_of", "parse_option"]
 
 Option = bool | int | float | str | None | tuple["Option", ...]
 T = TypeVar("T")
@@ -51,18 +51,24 @@ class Component:
 
 
 def build(component: Component, catalogue: Mapping[str, Callable[..., T]], kind: str, *given: Any) -> T:
-    """Call the component's factory with `given` in front of the options, which are checked against its signature."""
+    """Call the component's factory with `given` in front of its options."""
     factory = find_factory(component.name, catalogue, kind)
-    known = options_of(factory)
+    return factory(*given, **check_options(component, catalogue, kind))
+
+
+def check_options(component: Component, catalogue: Mapping[str, Callable[..., T]], kind: str) -> dict[str, Any]:
+    """The options as the factory's signature wants them; an unknown, missing or ill-typed one is an error."""
+    known = options_of(find_factory(component.name, catalogue, kind))
     options = {}
     for key, value in component.options:
         if key not in known:
-            raise RecipeError(f"unknown option of {kind} {component.name!r} ({key}); {nearest(key, known)}")
+            cure = nearest(key, known) if known else "it takes none"
+            raise RecipeError(f"unknown option of {kind} {component.name!r} ({key}); {cure}")
         options[key] = coerce(value, known[key].annotation, f"{kind}.{key}")
     missing = [key for key, p in known.items() if p.default is p.empty and key not in options]
     if missing:
         raise RecipeError(f"{kind} {component.name!r} lacks an option ({missing[0]}); --set {kind}.{missing[0]}=...")
-    return factory(*given, **options)
+    return options
 
 
 def find_factory(name: str, catalogue: Mapping[str, Callable[..., T]], kind: str) -> Callable[..., T]:

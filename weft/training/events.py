@@ -12,8 +12,10 @@ __all__ = [
     "EvaluationStarted",
     "Event",
     "Listener",
+    "Notice",
     "Progress",
     "StepEnded",
+    "StepResult",
     "StepStarted",
     "StopTraining",
     "TrainingEnded",
@@ -32,9 +34,17 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class StepResult:
+    """What a step tells about itself."""
+
+    loss: float
+    lr: float
+    num_samples: int
+
+
+@dataclass(frozen=True)
 class TrainingStarted:
     progress: Progress
-    seed: int
     num_parameters: int
 
 
@@ -62,10 +72,8 @@ class StepStarted:
 @dataclass(frozen=True)
 class StepEnded:
     progress: Progress
-    loss: float
-    lr: float
+    result: StepResult
     seconds: float
-    num_samples: int
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,13 @@ class EvaluationEnded:
     evaluation: Evaluation
 
 
+@dataclass(frozen=True)
+class Notice:
+    """Something the user should know that is not an error: a damaged checkpoint passed over."""
+
+    text: str
+
+
 Event = (
     TrainingStarted
     | TrainingEnded
@@ -90,10 +105,11 @@ Event = (
     | StepEnded
     | EvaluationStarted
     | EvaluationEnded
+    | Notice
 )
 
 Listener = Callable[[Event], None]
 
 
 class StopTraining(Exception):  # noqa: N818 -- a request, not an error
-    """Raised by a listener to end training after the current step, in good order."""
+    """Raised by a listener to end training in good order; its text says why."""

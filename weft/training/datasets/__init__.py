@@ -1,1 +1,23 @@
+"""Data sets: samples that can be taken by index, and where they come from."""
 
+from weft.training.datasets.arrays import ArrayDataset, splits_from_arrays
+from weft.training.datasets.augmentation import Augmented
+from weft.training.datasets.catalogue import DATASETS, locate
+from weft.training.datasets.dataset import IGNORED, AbstractDataset, Splits
+from weft.training.datasets.places import Availability
+from weft.training.datasets.sequences import SequenceDataset
+from weft.training.datasets.text import WindowDataset
+
+__all__ = [
+    "DATASETS",
+    "IGNORED",
+    "AbstractDataset",
+    "ArrayDataset",
+    "Augmented",
+    "Availability",
+    "SequenceDataset",
+    "Splits",
+    "WindowDataset",
+    "locate",
+    "splits_from_arrays",
+]

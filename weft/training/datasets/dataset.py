@@ -1,5 +1,6 @@
 """What a data set is to the rest of Weft."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -7,7 +8,10 @@ from torch import Tensor
 
 from weft.specs import Batch, TaskSpec
 
-__all__ = ["AbstractDataset", "Splits"]
+__all__ = ["IGNORED", "AbstractDataset", "Splits"]
+
+IGNORED = -100
+"""The target of a place that does not count, such as padding: torch's cross-entropy leaves it out."""
 
 
 class AbstractDataset(ABC):
@@ -32,6 +36,10 @@ class AbstractDataset(ABC):
         """The length of every sample where samples differ in length (what bucketing sorts by), else None."""
         return None
 
+    def labels(self) -> Tensor | None:
+        """The class of every sample where it has one (what weighting balances), else None. Costs no decoding."""
+        return None
+
 
 @dataclass(frozen=True)
 class Splits:
@@ -43,3 +51,8 @@ class Splits:
     train: AbstractDataset
     validation: AbstractDataset
     test: AbstractDataset
+
+    def checksum(self) -> str:
+        """SHA-256 over the checksums of the three parts: what a run record calls its data."""
+        parts = (self.train, self.validation, self.test)
+        return hashlib.sha256("".join(part.checksum() for part in parts).encode()).hexdigest()

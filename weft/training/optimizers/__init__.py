@@ -1,1 +1,38 @@
+"""Optimizers: rules as pure functions on tensors, and torch.optim as it is."""
 
+from weft.training.optimizers.adagrad import AdaGrad
+from weft.training.optimizers.adam import Adam, AdamW
+from weft.training.optimizers.catalogue import OPTIMIZERS
+from weft.training.optimizers.optimizer import (
+    AbstractOptimizer,
+    AbstractRule,
+    OptimizerState,
+    Scope,
+    Shared,
+    Slots,
+)
+from weft.training.optimizers.plain_rule import AbstractPlainRule
+from weft.training.optimizers.rmsprop import RMSProp
+from weft.training.optimizers.rule_optimizer import Optimizer
+from weft.training.optimizers.sgd import SGD, Momentum, Nesterov
+from weft.training.optimizers.torch_optimizer import TorchOptimizer
+
+__all__ = [
+    "OPTIMIZERS",
+    "SGD",
+    "AbstractOptimizer",
+    "AbstractPlainRule",
+    "AbstractRule",
+    "AdaGrad",
+    "Adam",
+    "AdamW",
+    "Momentum",
+    "Nesterov",
+    "Optimizer",
+    "OptimizerState",
+    "RMSProp",
+    "Scope",
+    "Shared",
+    "Slots",
+    "TorchOptimizer",
+]

@@ -27,7 +27,11 @@ Scope = Literal["element", "layer"]
 
 @dataclass(frozen=True)
 class Shared:
-    """What all parameters share: both are float64 scalars, so that no precision is lost before they are used."""
+    """What all parameters share: both are float64 scalars, so that no precision is lost before they are used.
+
+    `step` counts the updates of the whole, 1 in the first. torch.optim counts for each parameter alone, which differs
+    only for a parameter whose gradient comes and goes.
+    """
 
     lr: Tensor
     step: Tensor
@@ -64,14 +68,23 @@ class AbstractRule(ABC):
 
 
 class AbstractOptimizer(ABC):
-    """What the loop drives: a rule over all parameters, or a torch.optim optimizer as it is."""
+    """What the loop drives: a rule over all parameters, or a torch.optim optimizer as it is.
+
+    A run starts from `init(parameters)` or from an OptimizerState read from a checkpoint; every step then is
+    `state = optimizer.update(gradients, parameters, state, optimizer.lr * schedule(samples))`.
+    """
+
+    @property
+    @abstractmethod
+    def lr(self) -> float:
+        """The base learning rate: what a schedule multiplies."""
 
     @abstractmethod
     def init(self, parameters: Mapping[str, Tensor]) -> OptimizerState: ...
 
     @abstractmethod
     def prepare(self, parameters: Mapping[str, Tensor], state: OptimizerState) -> Mapping[str, Tensor]:
-        """The parameters at which the next gradient is to be computed."""
+        """Where the next gradient is to be taken: `parameters` itself, the same object, if at the parameters."""
 
     @abstractmethod
     def update(
@@ -81,4 +94,5 @@ class AbstractOptimizer(ABC):
         state: OptimizerState,
         lr: float,
     ) -> OptimizerState:
-        """One step, written into `parameters` in place; a gradient of None leaves its parameter alone."""
+        """One step, written into `parameters` in place. A gradient of None, or none by that name, leaves the parameter
+        and its slots alone. The state given is consumed: use the one that is returned."""

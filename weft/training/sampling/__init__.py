@@ -1,1 +1,18 @@
+"""Samplers: order (pure), partition (pure) and state (data)."""
 
+from weft.training.sampling.catalogue import SAMPLERS
+from weft.training.sampling.order import AbstractOrder, Bucketed, Ordered, Shuffled, Weighted
+from weft.training.sampling.partition import share
+from weft.training.sampling.sampler import Sampler, SamplerState
+
+__all__ = [
+    "SAMPLERS",
+    "AbstractOrder",
+    "Bucketed",
+    "Ordered",
+    "Sampler",
+    "SamplerState",
+    "Shuffled",
+    "Weighted",
+    "share",
+]

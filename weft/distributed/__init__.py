@@ -1,0 +1,1 @@
+"""Level 3: ranks that exchange tensors, and what they do with them."""

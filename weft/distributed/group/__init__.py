@@ -1,0 +1,1 @@
+"""Ranks that exchange tensors: one interface, many transports."""

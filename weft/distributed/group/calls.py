@@ -1,0 +1,158 @@
+"""What ranks can ask of a group, as data: one frozen call per collective.
+
+A call names its tensors and nothing is returned: results are written in place. Because a call is data, a wrapper that
+counts, delays or drops needs to know one method (`start`), and a schedule of calls can be drawn and checked.
+
+Reductions follow the order of ranks, ((x0 + x1) + x2) + ..., on every kind that reduces by itself.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "Barrier",
+    "Broadcast",
+    "Call",
+    "Gather",
+    "Graph",
+    "NeighbourAllGather",
+    "NeighbourAllReduce",
+    "Recv",
+    "Reduce",
+    "ReduceOp",
+    "ReduceScatter",
+    "Scatter",
+    "Send",
+]
+
+ReduceOp = Literal["sum", "mean", "min", "max", "product"]
+
+Graph = tuple[tuple[int, ...], ...]
+"""`graph[r]` lists the ranks that rank r receives from, in order; a rank sends to all that list it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    tensor: Tensor
+    peer: int
+    tag: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    """Written into `tensor`, whose size and type are those of the matching Send."""
+
+    tensor: Tensor
+    peer: int
+    tag: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce:
+    """In place. `mean` is the sum divided by the size."""
+
+    tensor: Tensor
+    op: ReduceOp = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter:
+    """`output` is part `rank` of the sum of all `tensor`s, which hold `size` equal parts along dimension 0."""
+
+    output: Tensor
+    tensor: Tensor
+    op: ReduceOp = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather:
+    """`output` holds every rank's `tensor`, in rank order along dimension 0."""
+
+    output: Tensor
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AllToAll:
+    """Part i of `tensor` goes to rank i; part j of `output` comes from rank j. Equal parts along dimension 0."""
+
+    output: Tensor
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    tensor: Tensor
+    root: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """In place at `root`; the tensors of the other ranks are left as they are."""
+
+    tensor: Tensor
+    root: int = 0
+    op: ReduceOp = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """`output` is given at `root` alone."""
+
+    tensor: Tensor
+    output: Tensor | None = None
+    root: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """`tensor`, with `size` equal parts along dimension 0, is given at `root` alone."""
+
+    output: Tensor
+    tensor: Tensor | None = None
+    root: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourAllGather:
+    """`output[i]` is the tensor of the i-th rank that `graph` lists for this one."""
+
+    output: Tensor
+    tensor: Tensor
+    graph: Graph
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourAllReduce:
+    """In place: `weights[rank][0]` times the own tensor plus `weights[rank][1 + i]` times the i-th neighbour's."""
+
+    tensor: Tensor
+    graph: Graph
+    weights: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    pass
+
+
+Call = (
+    Send
+    | Recv
+    | AllReduce
+    | ReduceScatter
+    | AllGather
+    | AllToAll
+    | Broadcast
+    | Reduce
+    | Gather
+    | Scatter
+    | NeighbourAllGather
+    | NeighbourAllReduce
+    | Barrier
+)

@@ -1,0 +1,131 @@
+"""The group seam: ranks with fixed membership that exchange tensors, and stop together when one of them fails."""
+
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+from torch import Tensor
+
+from weft.distributed.group import calls
+from weft.distributed.group.calls import Call, Graph, ReduceOp
+from weft.distributed.group.clock import AbstractClock
+
+__all__ = ["AbstractGroup", "AbstractWork", "DoneWork"]
+
+
+class AbstractWork(ABC):
+    """A call under way."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Return when the call's tensors hold its result; raise what made it fail. May be called again."""
+
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Whether `wait` would return or raise at once."""
+
+
+@final
+class DoneWork(AbstractWork):
+    """A call that had ended when it was started."""
+
+    def wait(self) -> None:
+        pass
+
+    def is_done(self) -> bool:
+        return True
+
+
+class AbstractGroup(ABC):
+    """What every kind of group offers. `start` is the asynchronous form of every call; the named methods wait.
+
+    Rules, held by one contract suite over all kinds:
+    - All ranks start the same collectives in the same order. Messages between two ranks with one tag keep their order.
+    - A tensor given to a call is not touched by the caller until the call is done.
+    - A peer that is dead, or silent for longer than the timeout, makes every call under way and every later one raise
+      PeerLostError on every surviving rank, and the error names the peer.
+    """
+
+    @property
+    @abstractmethod
+    def rank(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def size(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def generation(self) -> int:
+        """Counts the memberships that came before this one: a group is never repaired, it is replaced."""
+
+    @property
+    @abstractmethod
+    def clock(self) -> AbstractClock: ...
+
+    @abstractmethod
+    def start(self, call: Call) -> AbstractWork: ...
+
+    @abstractmethod
+    def split(self, colour: int, key: int) -> "AbstractGroup":
+        """The group of the ranks that gave the same colour, ordered by key, then by rank. A collective call."""
+
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        """A tensor, uninitialised, that the transport can read in place: the fast way to communicate."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back. Safe to call twice, and after a failure."""
+
+    @final
+    def send(self, tensor: Tensor, peer: int, tag: int = 0) -> None:
+        self.start(calls.Send(tensor, peer, tag)).wait()
+
+    @final
+    def recv(self, tensor: Tensor, peer: int, tag: int = 0) -> None:
+        self.start(calls.Recv(tensor, peer, tag)).wait()
+
+    @final
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        self.start(calls.AllReduce(tensor, op)).wait()
+
+    @final
+    def reduce_scatter(self, output: Tensor, tensor: Tensor, op: ReduceOp = "sum") -> None:
+        self.start(calls.ReduceScatter(output, tensor, op)).wait()
+
+    @final
+    def all_gather(self, output: Tensor, tensor: Tensor) -> None:
+        self.start(calls.AllGather(output, tensor)).wait()
+
+    @final
+    def all_to_all(self, output: Tensor, tensor: Tensor) -> None:
+        self.start(calls.AllToAll(output, tensor)).wait()
+
+    @final
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        self.start(calls.Broadcast(tensor, root)).wait()
+
+    @final
+    def reduce(self, tensor: Tensor, root: int = 0, op: ReduceOp = "sum") -> None:
+        self.start(calls.Reduce(tensor, root, op)).wait()
+
+    @final
+    def gather(self, tensor: Tensor, output: Tensor | None = None, root: int = 0) -> None:
+        self.start(calls.Gather(tensor, output, root)).wait()
+
+    @final
+    def scatter(self, output: Tensor, tensor: Tensor | None = None, root: int = 0) -> None:
+        self.start(calls.Scatter(output, tensor, root)).wait()
+
+    @final
+    def neighbour_all_gather(self, output: Tensor, tensor: Tensor, graph: Graph) -> None:
+        self.start(calls.NeighbourAllGather(output, tensor, graph)).wait()
+
+    @final
+    def neighbour_all_reduce(self, tensor: Tensor, graph: Graph, weights: tuple[tuple[float, ...], ...]) -> None:
+        self.start(calls.NeighbourAllReduce(tensor, graph, weights)).wait()
+
+    @final
+    def barrier(self) -> None:
+        self.start(calls.Barrier()).wait()

@@ -1,0 +1,96 @@
+"""The eager executor: PyTorch's own autograd, with a hook on every parameter."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from weft.graph.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
+from weft.graph.finite import first_bad_activation, first_bad_of
+from weft.specs import Batch
+
+__all__ = ["EagerExecutor"]
+
+
+class EagerExecutor(AbstractExecutor):
+    """Runs a module as it is; the state's tensors are the module's own, so that no step copies them.
+
+    A state that came from elsewhere (a checkpoint, another rank) is copied in when it is first used.
+
+        backward:   loss <- layer 3 <- layer 2 <- layer 1
+        on_gradient:          |          |          |        each as soon as autograd has accumulated it
+    """
+
+    def __init__(self, module: nn.Module, loss: Loss) -> None:
+        self._module = module
+        self._loss = loss
+        self._sink: GradientSink | None = None
+        self._parameters = dict(module.named_parameters())
+        self._buffers = dict(module.named_buffers())
+        self._trainable = {name: p for name, p in self._parameters.items() if p.requires_grad}
+        self._pending: set[str] = set()
+        for name, parameter in self._trainable.items():
+            parameter.register_post_accumulate_grad_hook(self._hand_over(name))
+
+    def initial_state(self) -> State:
+        return self._own_state(torch.get_rng_state())
+
+    def __call__(self, state: State, batch: Batch, on_gradient: GradientSink) -> tuple[Outputs, State]:
+        self._adopt(state)
+        self._module.train()
+        self._sink, self._pending = on_gradient, set(self._trainable)
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(state.random)
+            try:
+                predictions = self._module(*batch.inputs)
+                loss = self._loss(predictions, *batch.targets)
+                loss.backward()
+            finally:
+                self._sink = None
+            random = torch.get_rng_state()
+        for name in sorted(self._pending):
+            on_gradient(name, None)
+        return Outputs(loss.detach(), predictions.detach()), self._own_state(random)
+
+    def infer(self, state: State, batch: Batch) -> Outputs:
+        self._adopt(state)
+        self._module.eval()
+        with torch.no_grad():
+            predictions = self._module(*batch.inputs)
+            return Outputs(self._loss(predictions, *batch.targets), predictions)
+
+    def first_bad_tensor(self, state: State, batch: Batch) -> str | None:
+        self._adopt(state)
+        self._module.train()
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(state.random)
+            return (
+                first_bad_of("input", {str(i): t for i, t in enumerate(batch.inputs)})
+                or first_bad_of("target", {str(i): t for i, t in enumerate(batch.targets)})
+                or first_bad_of("parameter", self._parameters)
+                or first_bad_of("buffer", self._buffers)
+                or first_bad_activation(self._module, batch)
+            )
+
+    def _hand_over(self, name: str) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            # A module that is also used outside the executor keeps PyTorch's behaviour there.
+            if self._sink is None:
+                return
+            gradient, parameter.grad = parameter.grad, None
+            self._pending.discard(name)
+            self._sink(name, gradient)
+
+        return hook
+
+    def _own_state(self, random: Tensor) -> State:
+        return State(self._parameters, self._buffers, random)
+
+    def _adopt(self, state: State) -> None:
+        if state.parameters is self._parameters and state.buffers is self._buffers:
+            return
+        with torch.no_grad():
+            for own, given in ((self._parameters, state.parameters), (self._buffers, state.buffers)):
+                for name, tensor in own.items():
+                    if given[name] is not tensor:
+                        tensor.copy_(given[name])

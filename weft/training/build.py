@@ -1,0 +1,120 @@
+"""From a recipe, which is data, to the parts that train."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from weft.errors import RecipeError, UsageError
+from weft.graph import AbstractExecutor, EagerExecutor, Loss, ReferenceExecutor
+from weft.metrics.metric import find_metric
+from weft.metrics.quality import QUALITY
+from weft.training.component import Component, build, check_options
+from weft.training.datasets import DATASETS, Splits
+from weft.training.loop import Task, TrainingState
+from weft.training.losses import LOSSES
+from weft.training.models import MODELS
+from weft.training.optimizers import OPTIMIZERS
+from weft.training.recipe import Recipe
+from weft.training.sampling import SAMPLERS
+from weft.training.schedules import SCHEDULES
+
+__all__ = ["EXECUTORS", "build_splits", "build_task", "check_recipe", "derive_seed"]
+
+
+def _eager(module: nn.Module, loss: Loss) -> AbstractExecutor:
+    return EagerExecutor(module, loss)
+
+
+def _reference(module: nn.Module, loss: Loss) -> AbstractExecutor:
+    return ReferenceExecutor(module, loss)
+
+
+EXECUTORS: Mapping[str, Callable[..., AbstractExecutor]] = {"eager": _eager, "reference": _reference}
+
+_CATALOGUES: Mapping[str, Mapping[str, Callable[..., object]]] = {
+    "model": MODELS,
+    "data": DATASETS,
+    "loss": LOSSES,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+    "sampler": SAMPLERS,
+    "executor": EXECUTORS,
+}
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse what cannot be built or makes no sense, before anything is loaded or written."""
+    fixed, mutable = recipe.fixed, recipe.mutable
+    for kind, catalogue in _CATALOGUES.items():
+        component: Component = getattr(fixed if hasattr(fixed, kind) else mutable, kind)
+        check_options(component, catalogue, kind)
+    for name in fixed.metrics:
+        if name not in QUALITY:
+            find_metric(name)  # an unknown name gets its own error
+            raise RecipeError(f"metric is not one that an evaluation computes ({name}); known: {', '.join(QUALITY)}")
+    if fixed.target and fixed.target.metric not in ("loss", *fixed.metrics):
+        raise RecipeError(f"target is not evaluated (target: {fixed.target.metric}); add it to the recipe's metrics")
+    positive = {
+        "epochs": fixed.epochs,
+        "evaluate_every": fixed.evaluate_every,
+        "batch_size": mutable.batch_size,
+        "accumulate": mutable.accumulate,
+        "clip_norm": mutable.clip_norm,
+        "checkpoint_steps": mutable.checkpoint_steps,
+        "checkpoint_seconds": mutable.checkpoint_seconds,
+    }
+    for key, value in positive.items():
+        if value is not None and value <= 0:
+            raise RecipeError(f"value must be positive ({key}: {value}); --set {key}=1")
+    if mutable.accumulate > mutable.batch_size:
+        numbers = f"accumulate: {mutable.accumulate}, batch_size: {mutable.batch_size}"
+        raise RecipeError(f"more micro-batches than samples in a batch ({numbers}); lower accumulate")
+    if mutable.plan != "data=1":
+        raise RecipeError(f"plan is not available in this version (plan: {mutable.plan}); --set plan=data=1")
+
+
+def build_splits(recipe: Recipe) -> Splits:
+    """Load the data: the first touch, where the clock starts."""
+    splits = build(recipe.fixed.data, DATASETS, "data")
+    for name in ("train", "validation", "test"):
+        if len(getattr(splits, name)) == 0:
+            raise UsageError(f"data set has an empty split (data: {splits.name}, split: {name}); give it samples")
+    return splits
+
+
+def build_task(recipe: Recipe, splits: Splits, seed: int) -> tuple[Task, TrainingState]:
+    """The parts of a training and its state at step 0, which depend on the recipe, the data and the seed alone."""
+    fixed, mutable = recipe.fixed, recipe.mutable
+    size = len(splits.train)
+    total_samples = max(1, round(fixed.epochs * size))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "model"))
+        module = build(fixed.model, MODELS, "model", splits.task)
+    loss: Loss = build(fixed.loss, LOSSES, "loss")
+    task = Task(
+        splits=splits,
+        executor=build(mutable.executor, EXECUTORS, "executor", module, loss),
+        optimizer=build(mutable.optimizer, OPTIMIZERS, "optimizer"),
+        schedule=build(mutable.schedule, SCHEDULES, "schedule", total_samples, size),
+        sampler=build(
+            mutable.sampler, SAMPLERS, "sampler", splits.train, mutable.batch_size, derive_seed(seed, "sampler")
+        ),
+        total_samples=total_samples,
+        evaluate_every=max(1, round(fixed.evaluate_every * size)),
+        metrics=fixed.metrics,
+        target=fixed.target,
+        accumulate=mutable.accumulate,
+        clip_norm=mutable.clip_norm,
+    )
+    random = torch.Generator().manual_seed(derive_seed(seed, "dropout")).get_state()
+    model = replace(task.executor.initial_state(), random=random)
+    return task, TrainingState(model, task.optimizer.init(model.parameters))
+
+
+def derive_seed(seed: int, purpose: str) -> int:
+    """Independent seeds from one: a run with one more dropout layer still sees the same order of samples."""
+    digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")

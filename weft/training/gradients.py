@@ -1,0 +1,70 @@
+"""From a batch to the gradients of an update: micro-batches, the point they are taken at, clipping."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from weft.graph import AbstractExecutor, State
+from weft.specs import Batch
+
+__all__ = ["Gradients", "clip_by_norm", "gradients_of", "use_point"]
+
+Gradients = Mapping[str, Tensor | None]
+
+
+def gradients_of(
+    executor: AbstractExecutor, state: State, batch: Batch, num_pieces: int = 1
+) -> tuple[float, Gradients, State]:
+    """Mean loss and gradients of a batch, computed in `num_pieces` micro-batches that weigh by their samples."""
+    loss, total = 0.0, dict[str, Tensor | None]()
+    for piece in batch.split(num_pieces) if num_pieces > 1 else [batch]:
+        found = dict[str, Tensor | None]()
+        outputs, state = executor(state, piece, found.__setitem__)
+        weight = len(piece) / len(batch)
+        loss += weight * outputs.loss.item()
+        total = _add(total, found, weight)
+    return loss, total, state
+
+
+def _add(total: dict[str, Tensor | None], found: dict[str, Tensor | None], weight: float) -> dict[str, Tensor | None]:
+    if weight == 1.0:
+        return found
+    for name, gradient in found.items():
+        before = total.get(name)
+        if gradient is not None:
+            gradient.mul_(weight)
+            total[name] = gradient if before is None else before.add_(gradient)
+        else:
+            total.setdefault(name, None)
+    return total
+
+
+def clip_by_norm(gradients: Gradients, limit: float) -> Gradients:
+    """Scale all gradients by one factor so that their joint L2 norm is at most `limit`; the bits of
+    `torch.nn.utils.clip_grad_norm_`."""
+    present = [gradient for gradient in gradients.values() if gradient is not None]
+    norm = torch.nn.utils.get_total_norm(present)
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    return {name: None if gradient is None else gradient * factor for name, gradient in gradients.items()}
+
+
+@contextmanager
+def use_point(parameters: Mapping[str, Tensor], point: Mapping[str, Tensor]) -> Iterator[None]:
+    """Hold other values in the parameters while a gradient is taken there (an optimizer that looks ahead)."""
+    if point is parameters:
+        yield
+        return
+    home = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    _write(parameters, point)
+    try:
+        yield
+    finally:
+        _write(parameters, home)
+
+
+@torch.no_grad()
+def _write(parameters: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.copy_(values[name])

@@ -1,0 +1,153 @@
+"""The training loop. Everything that can vary is behind a seam; everything that happens is an event."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from weft.errors import DivergedError
+from weft.graph import AbstractExecutor, State
+from weft.metrics.metric import Rule
+from weft.metrics.record import Evaluation
+from weft.specs import Batch
+from weft.training import events
+from weft.training.datasets import Splits
+from weft.training.evaluation import evaluate
+from weft.training.events import Listener, Progress, StepResult, StopTraining
+from weft.training.gradients import clip_by_norm, gradients_of, use_point
+from weft.training.optimizers import AbstractOptimizer, OptimizerState
+from weft.training.sampling import Sampler, SamplerState
+from weft.training.schedules import Schedule
+
+__all__ = ["Task", "TrainingState", "take_step", "train"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What does not change while training: the parts of a recipe, built."""
+
+    splits: Splits
+    executor: AbstractExecutor
+    optimizer: AbstractOptimizer
+    schedule: Schedule
+    sampler: Sampler
+    total_samples: int
+    evaluate_every: int  # in samples
+    metrics: tuple[str, ...] = ()
+    target: Rule | None = None  # on the validation split
+    accumulate: int = 1
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What does change: a checkpoint holds this and nothing else is needed to go on to the same bits."""
+
+    model: State
+    optimizer: OptimizerState
+    sampler: SamplerState = SamplerState(0, 0)  # noqa: RUF009 -- frozen
+    step: int = 0
+    samples: int = 0
+    evaluated: int = 0  # samples seen at the last evaluation
+
+
+def train(
+    task: Task,
+    state: TrainingState,
+    *,
+    emit: Listener,
+    save: Callable[[TrainingState], None],
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[TrainingState, str]:
+    """Train until the samples are used up, the target is met or a listener raises StopTraining.
+
+    Evaluation comes at the top of the loop, so that a run resumed from a checkpoint, which is written after a step,
+    makes up for an evaluation that was due.
+
+    Args:
+        emit: receives every event.
+        save: receives the state after every step, and decides for itself when to write it.
+        clock: seconds since the first touch of the data.
+
+    Returns:
+        The final state, and in words why training ended.
+    """
+    num_parameters = sum(parameter.numel() for parameter in state.model.parameters.values())
+    reason = "all samples used"
+    try:
+        emit(events.TrainingStarted(progress_of(task, state), num_parameters))
+        while True:
+            if is_evaluation_due(task, state):
+                values = _evaluate(task, state, emit, clock)
+                state = replace(state, evaluated=state.samples)
+                if is_target_met(task.target, values):
+                    reason = f"target reached ({task.target})"
+                    break
+            if state.samples >= task.total_samples:
+                break
+            if state.sampler.offset == 0:
+                emit(events.EpochStarted(state.sampler.epoch))
+            emit(events.StepStarted(progress_of(task, state)))
+            epoch, started = state.sampler.epoch, clock()
+            state, result = take_step(task, state)
+            emit(events.StepEnded(progress_of(task, state), result, seconds=clock() - started))
+            if state.sampler.epoch != epoch:
+                emit(events.EpochEnded(epoch))
+            save(state)
+    except StopTraining as stop:
+        reason = str(stop)
+    emit(events.TrainingEnded(progress_of(task, state), reason))
+    return state, reason
+
+
+def take_step(task: Task, state: TrainingState) -> tuple[TrainingState, StepResult]:
+    """One batch: gradients, clipping, update. The given state is consumed."""
+    indices, sampler = task.sampler.next_batch(state.sampler)
+    batch = task.splits.train.take(indices, state.sampler.epoch)
+    lr = task.optimizer.lr * task.schedule(state.samples)
+
+    parameters = state.model.parameters
+    with use_point(parameters, task.optimizer.prepare(parameters, state.optimizer)):
+        loss, gradients, model = gradients_of(task.executor, state.model, batch, task.accumulate)
+        if not math.isfinite(loss):
+            raise DivergedError(_divergence(task, state, batch, loss))
+    if task.clip_norm is not None:
+        gradients = clip_by_norm(gradients, task.clip_norm)
+    optimizer = task.optimizer.update(gradients, parameters, state.optimizer, lr)
+
+    samples = state.samples + len(batch)
+    after = TrainingState(model, optimizer, sampler, state.step + 1, samples, state.evaluated)
+    return after, StepResult(loss, lr, len(batch))
+
+
+def is_evaluation_due(task: Task, state: TrainingState) -> bool:
+    """Whether a multiple of the period has been passed since the last evaluation, or training is at its end."""
+    period = task.evaluate_every
+    at_end = state.samples >= task.total_samples and state.samples != state.evaluated
+    return at_end or state.samples // period > state.evaluated // period
+
+
+def is_target_met(target: Rule | None, values: Mapping[str, float]) -> bool:
+    return target is not None and target.accepts(values[f"validation/{target.metric}"])
+
+
+def progress_of(task: Task, state: TrainingState) -> Progress:
+    return Progress(state.step, state.samples, task.total_samples, state.samples / len(task.splits.train))
+
+
+def _evaluate(
+    task: Task, state: TrainingState, emit: Listener, clock: Callable[[], float]
+) -> dict[str, float]:
+    progress = progress_of(task, state)
+    emit(events.EvaluationStarted(progress, "validation"))
+    found = evaluate(task.executor, state.model, task.splits.validation, task.metrics)
+    values = {f"validation/{name}": value for name, value in found.items()}
+    evaluation = Evaluation(state.step, state.samples, progress.epoch, clock(), values)
+    emit(events.EvaluationEnded(progress, "validation", evaluation))
+    return values
+
+
+def _divergence(task: Task, state: TrainingState, batch: Batch, loss: float) -> str:
+    bad = task.executor.first_bad_tensor(state.model, batch) or "the loss itself"
+    where = f"step: {state.step}, loss: {loss}, first bad tensor: {bad}"
+    return f"loss is not finite ({where}); lower the learning rate, warm up, or clip gradients"

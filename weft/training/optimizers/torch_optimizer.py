@@ -1,0 +1,127 @@
+"""Any torch.optim optimizer, as it is."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from weft.errors import UsageError
+from weft.training.optimizers.optimizer import AbstractOptimizer, OptimizerState, Shared
+from weft.training.optimizers.plain_rule import check_between
+
+__all__ = ["TorchOptimizer"]
+
+
+@final
+class TorchOptimizer(AbstractOptimizer):
+    """`TorchOptimizer(torch.optim.NAdam, lr=1e-3, weight_decay=0.1)`; the first argument is called as
+    `factory(parameters, lr=lr, **options)`.
+
+    Its state is that of torch.optim by parameter name, with numbers as scalar tensors. `update` takes any such state:
+    one that it did not return itself (from a checkpoint, say) is written into torch.optim first. What an optimizer
+    changes in its parameter groups is not state here; those of torch.optim change nothing there.
+    """
+
+    def __init__(self, factory: Callable[..., torch.optim.Optimizer], *, lr: float, **options: Any) -> None:
+        check_between(0, math.inf, lr=lr)
+        self._factory = factory
+        self._lr = lr
+        self._options = options
+        self._leaves: dict[str, nn.Parameter] = {}  # share memory with the parameters of the last call
+        self._inner: torch.optim.Optimizer | None = None
+        self._state: OptimizerState | None = None  # what the last call returned
+
+    @property
+    def lr(self) -> float:
+        return self._lr
+
+    def init(self, parameters: Mapping[str, Tensor]) -> OptimizerState:
+        self._bind(parameters)
+        return self._remember(self._lr, torch.zeros((), dtype=torch.float64))
+
+    def prepare(self, parameters: Mapping[str, Tensor], state: OptimizerState) -> Mapping[str, Tensor]:
+        return parameters
+
+    def update(
+        self,
+        gradients: Mapping[str, Tensor | None],
+        parameters: Mapping[str, Tensor],
+        state: OptimizerState,
+        lr: float,
+    ) -> OptimizerState:
+        inner = self._inner
+        if inner is None or state is not self._state or not self._is_bound_to(parameters):
+            inner = self._bind(parameters)
+            self._load(inner, state)
+        for name, leaf in self._leaves.items():
+            leaf.grad = gradients.get(name)
+        for group in inner.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+        inner.step()
+        inner.zero_grad(set_to_none=True)
+        return self._remember(lr, state.shared.step + 1)
+
+    def _bind(self, parameters: Mapping[str, Tensor]) -> torch.optim.Optimizer:
+        """Build the torch optimizer on leaves of its own, so that nobody else sees the gradients put there."""
+        self._leaves = {name: nn.Parameter(parameter.detach()) for name, parameter in parameters.items()}
+        try:
+            inner = self._factory(list(self._leaves.values()), lr=self._lr, **self._options)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"torch.optim does not take these options ({self._options}: {error})") from error
+        _check_no_closure(inner)
+        for group in inner.param_groups:
+            # A factory may give each group its own learning rate: a schedule scales them all alike.
+            group["lr_scale"] = group["lr"] / self._lr if self._lr else 1.0
+        self._inner = inner
+        return inner
+
+    def _is_bound_to(self, parameters: Mapping[str, Tensor]) -> bool:
+        # The leaves keep their memory alive, so an equal address is the same memory.
+        return parameters.keys() == self._leaves.keys() and all(
+            leaf.data_ptr() == parameters[name].data_ptr() for name, leaf in self._leaves.items()
+        )
+
+    def _load(self, inner: torch.optim.Optimizer, state: OptimizerState) -> None:
+        unknown = state.slots.keys() - self._leaves.keys()
+        if unknown:
+            raise UsageError(f"optimizer state is of another model (unknown parameter: {min(unknown)})")
+        for name, slots in state.slots.items():
+            if slots:
+                inner.state[self._leaves[name]] = {key: value.clone() for key, value in slots.items()}
+
+    def _remember(self, lr: float, step: Tensor) -> OptimizerState:
+        assert self._inner is not None
+        shared = Shared(lr=torch.tensor(lr, dtype=torch.float64), step=step)
+        values = {name: self._inner.state.get(leaf, {}) for name, leaf in self._leaves.items()}
+        self._state = OptimizerState(shared, {name: _as_slots(found) for name, found in values.items()})
+        return self._state
+
+
+def _as_slots(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    """An empty value (SGD's velocity without momentum) is left out; torch.optim takes it for not begun."""
+    return {key: _as_tensor(key, value) for key, value in values.items() if value is not None}
+
+
+def _as_tensor(key: str, value: Any) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, float):
+        return torch.tensor(value, dtype=torch.float64)
+    if isinstance(value, int):
+        return torch.tensor(value)
+    raise UsageError(
+        f"optimizer keeps state that is neither tensor nor number ({key}: {type(value).__name__}); "
+        "choose one whose state can be written to a checkpoint"
+    )
+
+
+def _check_no_closure(optimizer: torch.optim.Optimizer) -> None:
+    for parameter in inspect.signature(optimizer.step).parameters.values():
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            raise UsageError(
+                f"optimizer evaluates the loss itself, several times a step (optimizer: {type(optimizer).__name__}); "
+                "choose one that takes gradients"
+            )

@@ -1,0 +1,132 @@
+"""A recipe: what is trained (fixed), how (mutable), and what the result must be (rules)."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, get_type_hints
+
+from weft.errors import RecipeError, nearest
+from weft.metrics.metric import Rule
+from weft.training.component import Component, coerce, parse_option
+
+__all__ = ["Fixed", "Mutable", "Recipe"]
+
+Part = TypeVar("Part", "Fixed", "Mutable")
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What makes two results comparable: runs whose fixed parts differ are not the same problem."""
+
+    model: Component
+    data: Component
+    loss: Component
+    epochs: float
+    metrics: tuple[str, ...] = ()  # what an evaluation computes besides the loss
+    target: Rule | None = None  # on the validation split; training stops when it is met
+    evaluate_every: float = 1.0  # in epochs
+
+
+@dataclass(frozen=True)
+class Mutable:
+    """What may be tuned. The batch size is global: that of all ranks together."""
+
+    batch_size: int
+    optimizer: Component
+    schedule: Component = field(default_factory=lambda: Component("constant"))
+    sampler: Component = field(default_factory=lambda: Component("shuffled"))
+    executor: Component = field(default_factory=lambda: Component("eager"))
+    plan: str = "data=1"
+    accumulate: int = 1  # micro-batches that a batch is cut into
+    clip_norm: float | None = None  # of all gradients together
+    checkpoint_steps: int | None = None
+    checkpoint_seconds: float | None = 60.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One complete training. Built by the functions in `weft.recipes` or by a user's own."""
+
+    name: str
+    description: str
+    fixed: Fixed
+    mutable: Mutable
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def fixed_hash(self) -> str:
+        text = json.dumps(_to_json(self.fixed), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(_to_json(self))
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> "Recipe":
+        return Recipe(
+            name=data["name"],
+            description=data["description"],
+            fixed=_part_from_json(Fixed, data["fixed"]),
+            mutable=_part_from_json(Mutable, data["mutable"]),
+            rules=tuple(Rule(**rule) for rule in data["rules"]),
+        )
+
+    def with_setting(self, key: str, text: str) -> "Recipe":
+        """The recipe with one value changed: `batch_size`, `optimizer` (a name) or `optimizer.lr` (an option)."""
+        first, _, option = key.partition(".")
+        for part_name in ("fixed", "mutable"):
+            part = getattr(self, part_name)
+            if first in {f.name for f in fields(part)}:
+                value = _changed(part, first, option, text)
+                return dataclasses.replace(self, **{part_name: dataclasses.replace(part, **{first: value})})
+        known = [f.name for part in (Fixed, Mutable) for f in fields(part)]
+        raise RecipeError(f"unknown key ({key}); {nearest(first, known)}")
+
+
+def _changed(part: Fixed | Mutable, name: str, option: str, text: str) -> Any:
+    """The new value of a field, from the text of a setting."""
+    annotation, current = get_type_hints(type(part))[name], getattr(part, name)
+    if option and not isinstance(current, Component):
+        raise RecipeError(f"key has no options ({name}.{option}); --set {name}={text}")
+    if option:
+        return current.with_option(option, parse_option(text))
+    if isinstance(current, Component):
+        return Component(text)
+    if name == "target":
+        return _target(current, text)
+    return coerce(parse_option(text), annotation, name)
+
+
+def _target(current: Rule | None, text: str) -> Rule | None:
+    value = parse_option(text)
+    if value is None:
+        return None
+    if current is None:
+        raise RecipeError(f"recipe has no target to change (target: {text}); write one in the recipe")
+    return Rule(current.metric, coerce(value, float, "target"))
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Component):
+        return value.to_dict()
+    if dataclasses.is_dataclass(value):
+        return {f.name: _to_json(getattr(value, f.name)) for f in fields(value)}
+    return [_to_json(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _part_from_json(kind: type[Part], data: Mapping[str, Any]) -> Part:
+    hints = get_type_hints(kind)
+    unknown = set(data) - set(hints)
+    if unknown:
+        raise RecipeError(f"unknown key ({min(unknown)}); {nearest(min(unknown), hints)}")
+    return kind(**{name: _value_from_json(hints[name], value) for name, value in data.items()})
+
+
+def _value_from_json(annotation: Any, value: Any) -> Any:
+    if annotation is Component:
+        return Component.from_dict(value)
+    if isinstance(value, Mapping):
+        return Rule(**value)
+    return tuple(value) if isinstance(value, list) else value

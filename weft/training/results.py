@@ -1,0 +1,59 @@
+"""The numbers of one repetition, from what it kept and what it scored."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from weft.metrics.metric import Rule
+from weft.metrics.record import Evaluation, RunRecord, Verdict
+from weft.training.history import History
+
+__all__ = ["hash_tensors", "judge", "to_target", "values_of"]
+
+
+def values_of(history: History, target: Rule | None, wall_clock: float, scores: Mapping[str, float]) -> dict[str, float]:
+    """One value per metric; `scores` are those of the final model, by `split/metric`."""
+    last = history.evaluations[-1].values if history.evaluations else {}
+    rates = [n / s for n, s in zip(history.step_samples, history.step_seconds, strict=True) if s > 0]
+    values = {**last, **scores, **to_target(history.evaluations, target), "wall_clock": wall_clock}
+    if rates:
+        values |= {"throughput": median(rates), "step_time": median(history.step_seconds)}
+    return values
+
+
+def to_target(evaluations: Sequence[Evaluation], target: Rule | None) -> dict[str, float]:
+    """Time, epochs and samples until the first evaluation that met the target; infinity if none did."""
+    if target is None:
+        return {}
+    for evaluation in evaluations:
+        if target.accepts(evaluation.values[f"validation/{target.metric}"]):
+            return _to_target(evaluation.seconds, evaluation.epoch, evaluation.samples)
+    return _to_target(math.inf, math.inf, math.inf)
+
+
+def _to_target(seconds: float, epochs: float, samples: float) -> dict[str, float]:
+    return {"time_to_target": seconds, "epochs_to_target": epochs, "samples_to_target": samples}
+
+
+def judge(rules: Sequence[Rule], record: RunRecord) -> tuple[Verdict, ...]:
+    """Each acceptance rule against the median over repetitions; a repetition without the value counts as a miss."""
+    verdicts = []
+    for rule in rules:
+        worst = -math.inf if rule.accepts(math.inf) else math.inf
+        value = median(repetition.values.get(rule.metric, worst) for repetition in record.repetitions)
+        verdicts.append(Verdict(str(rule), value, rule.accepts(value)))
+    return tuple(verdicts)
+
+
+def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over names and bytes: equal exactly when every bit is."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -1,0 +1,150 @@
+"""Running a recipe: every repetition trained, recorded, checkpointed and, if need be, resumed."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from weft.errors import DivergedError, RunFolderError
+from weft.metrics.record import Repetition, RunRecord
+from weft.metrics.record_file import new_record, read_record, write_record
+from weft.metrics.run_folder import RunFolder
+from weft.training.build import build_splits, build_task, check_recipe
+from weft.training.checkpoint import latest_checkpoint
+from weft.training.checkpointer import Checkpointer
+from weft.training.evaluation import evaluate
+from weft.training.events import Event, Listener, Notice
+from weft.training.history import History
+from weft.training.interrupt import use_interrupt
+from weft.training.log import log_to
+from weft.training.loop import Task, TrainingState, train
+from weft.training.probes import probe_resources
+from weft.training.recipe import Recipe
+from weft.training.results import hash_tensors, judge, to_target, values_of
+from weft.training.snapshot import restore
+
+__all__ = ["resume_run", "run_recipe"]
+
+
+def run_recipe(
+    recipe: Recipe, *, folder: RunFolder, seeds: Sequence[int], listeners: Sequence[Listener] = ()
+) -> RunRecord:
+    """Train once per seed and write the record.
+
+    A repetition that diverges counts as infinity and the others go on; the first failure is raised at the end.
+
+    Raises:
+        KeyboardInterrupt: after Ctrl-C, when the checkpoint and the record have been written.
+    """
+    check_recipe(recipe)
+    record = new_record(recipe.name, recipe.to_dict(), recipe.fixed_hash)
+    record = replace(record, repetitions=tuple(Repetition(seed, "running", "", "") for seed in seeds))
+    write_record(folder.path, record)
+    return _run_what_is_left(recipe, record, folder, listeners)
+
+
+def resume_run(folder: RunFolder, *, listeners: Sequence[Listener] = ()) -> RunRecord:
+    """Go on with a run that was interrupted or killed, from its last whole checkpoint, to the same bits."""
+    record = read_record(folder.path)
+    if not record.recipe:
+        raise RunFolderError(f"run was not made from a recipe ({folder.path}); nothing can be resumed")
+    if all(_has_ended(repetition) for repetition in record.repetitions):
+        raise RunFolderError(f"run has ended, nothing is left to resume ({folder.path}); start a new one")
+    recipe = Recipe.from_dict(record.recipe)
+    check_recipe(recipe)
+    return _run_what_is_left(recipe, record, folder, listeners)
+
+
+def _run_what_is_left(
+    recipe: Recipe, record: RunRecord, folder: RunFolder, listeners: Sequence[Listener]
+) -> RunRecord:
+    failures: list[DivergedError] = []
+    for i, repetition in enumerate(record.repetitions):
+        if _has_ended(repetition):
+            continue
+        try:
+            ended = _train_once(recipe, repetition.seed, folder, listeners)
+        except DivergedError as error:
+            failures.append(error)
+            infinite = to_target((), recipe.fixed.target)
+            ended = replace(repetition, status="failed", stop_reason=str(error), values=infinite)
+        record = replace(record, repetitions=(*record.repetitions[:i], ended, *record.repetitions[i + 1 :]))
+        write_record(folder.path, record)
+        if ended.status == "interrupted":
+            raise KeyboardInterrupt
+    record = replace(record, verdicts=judge(recipe.rules, record))
+    write_record(folder.path, record)
+    if failures:
+        raise failures[0]
+    return record
+
+
+def _has_ended(repetition: Repetition) -> bool:
+    return repetition.status in ("done", "failed")
+
+
+def _train_once(recipe: Recipe, seed: int, folder: RunFolder, listeners: Sequence[Listener]) -> Repetition:
+    """One training from one seed, or the rest of it where a checkpoint is found."""
+    checkpoints = folder.checkpoint / f"seed-{seed}"
+    with use_interrupt() as interrupt, log_to(folder, seed) as log, use_determinism():
+        history = History()
+        emit = _in_turn([history, log, *listeners, interrupt])
+        snapshot = latest_checkpoint(checkpoints, lambda text: emit(Notice(f"{text}; looking for an older one")))
+        progress: dict[str, Any] = snapshot.progress if snapshot else {"started": time.time()}
+        started = progress["started"]
+        clock: Callable[[], float] = lambda: time.time() - started  # noqa: E731
+
+        splits = build_splits(recipe)
+        task, state = build_task(recipe, splits, seed)
+        if snapshot:
+            state = restore(state, snapshot)
+            history.restore(progress["history"])
+            emit(Notice(f"resumed from step {state.step}"))
+        save = Checkpointer(checkpoints, recipe.mutable, lambda: {"started": started, "history": history.to_dict()})
+        state, reason = train(task, state, emit=emit, save=save, clock=clock)
+        wall_clock = clock()
+        save.write(state)
+
+    ended = Repetition(seed, "interrupted", reason, splits.train.checksum())
+    if interrupt.requested:
+        return ended
+    scores = {f"test/{name}": value for name, value in _score(task, state).items()}
+    return replace(
+        ended,
+        status="done",
+        evaluations=tuple(history.evaluations),
+        values={
+            **values_of(history, task.target, wall_clock, scores),
+            **probe_resources(task, state),
+        },
+        series={"train/loss": tuple(history.losses), "step_time": tuple(history.step_seconds)},
+        hashes={"parameters": hash_tensors(state.model.parameters)},
+    )
+
+
+def _score(task: Task, state: TrainingState) -> dict[str, float]:
+    return evaluate(task.executor, state.model, task.splits.test, task.metrics)
+
+
+def _in_turn(listeners: Sequence[Listener]) -> Listener:
+    def emit(event: Event) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return emit
+
+
+@contextmanager
+def use_determinism() -> Iterator[None]:
+    """Same seed, same bits: refuse operators that cannot promise it, without paying for filled memory."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]

@@ -1,0 +1,78 @@
+"""Between the state of a training and a checkpoint's named tensors.
+
+parameter/<name>   buffer/<name>   random   optimizer/lr   optimizer/step   slot/<parameter>/<slot>
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.errors import CorruptFileError
+from weft.training.checkpoint import Entry, Snapshot
+from weft.training.layout import PER_RANK, REPLICATED
+from weft.training.loop import TrainingState
+from weft.training.optimizers import OptimizerState, Shared
+from weft.training.sampling import SamplerState
+
+__all__ = ["restore", "take_snapshot"]
+
+
+def take_snapshot(state: TrainingState, extra: Mapping[str, Any]) -> Snapshot:
+    """The state as a checkpoint holds it; `extra` is progress that the caller wants back."""
+    tensors = {
+        **{f"parameter/{name}": tensor for name, tensor in state.model.parameters.items()},
+        **{f"buffer/{name}": tensor for name, tensor in state.model.buffers.items()},
+        "optimizer/lr": state.optimizer.shared.lr,
+        "optimizer/step": state.optimizer.shared.step,
+        **{
+            f"slot/{name}/{slot}": tensor
+            for name, slots in state.optimizer.slots.items()
+            for slot, tensor in slots.items()
+        },
+    }
+    entries = {name: Entry(REPLICATED, (tensor,)) for name, tensor in tensors.items()}
+    entries["random"] = Entry(PER_RANK, (state.model.random,))
+    progress = {
+        "samples": state.samples,
+        "evaluated": state.evaluated,
+        "sampler": state.sampler.to_dict(),
+        **extra,
+    }
+    return Snapshot(state.step, entries, progress)
+
+
+def restore(state: TrainingState, snapshot: Snapshot) -> TrainingState:
+    """Write a checkpoint into a freshly built state, whose tensors the executor and the optimizer already know."""
+    tensors = {name: entry.of_rank(0, 1) for name, entry in snapshot.entries.items()}
+    with torch.no_grad():
+        for kind, own in (("parameter", state.model.parameters), ("buffer", state.model.buffers)):
+            for name, tensor in own.items():
+                tensor.copy_(_find(tensors, f"{kind}/{name}", tensor.shape))
+    slots: dict[str, dict[str, Tensor]] = {name: {} for name in state.optimizer.slots}
+    for key in tensors:
+        if key.startswith("slot/"):
+            _, name, slot = key.split("/", 2)
+            slots.setdefault(name, {})[slot] = _find(tensors, key)
+    shared = Shared(lr=_find(tensors, "optimizer/lr"), step=_find(tensors, "optimizer/step"))
+    progress = snapshot.progress
+    return TrainingState(
+        model=replace(state.model, random=_find(tensors, "random")),
+        optimizer=OptimizerState(shared, slots),
+        sampler=SamplerState.from_dict(progress["sampler"]),
+        step=snapshot.step,
+        samples=progress["samples"],
+        evaluated=progress["evaluated"],
+    )
+
+
+def _find(tensors: Mapping[str, Tensor | None], key: str, shape: torch.Size | None = None) -> Tensor:
+    tensor = tensors.get(key)
+    if tensor is None:
+        raise CorruptFileError(f"checkpoint lacks an entry ({key}); it is of another model or optimizer")
+    if shape is not None and tensor.shape != shape:
+        numbers = f"{key}: {tuple(tensor.shape)}, model: {tuple(shape)}"
+        raise CorruptFileError(f"checkpoint entry has another shape ({numbers}); it is of another model")
+    return tensor
