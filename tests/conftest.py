@@ -18,8 +18,8 @@ from hypothesis import settings
 settings.register_profile("weft", deadline=None, derandomize=True, max_examples=50, database=None)
 settings.load_profile("weft")
 
-# pytest renames the current test between phases; scikit-learn sets the others when it is first imported.
-FREE_VARIABLES = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+# pytest renames the current test between phases; scikit-learn and torch set the others when they are first used.
+FREE_VARIABLES = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
 
 
 @dataclass(frozen=True)

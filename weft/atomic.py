@@ -2,10 +2,10 @@
 
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,21 @@ __all__ = ["use_new_folder", "write_json", "write_text"]
 
 def write_text(path: Path, text: str) -> None:
     """Write beside the target, flush to disk, then rename over it: a crash leaves the old file or the new one."""
-    handle = None
+    scratch = _scratch_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = tempfile.NamedTemporaryFile(  # noqa: SIM115 -- closed before the rename
-            "w", dir=path.parent, prefix=f".{path.name}.", suffix=".tmp", delete=False, encoding="utf-8"
-        )
-        with handle:
-            handle.write(text)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(handle.name, path)
+        with scratch.open("x", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
         sync_folder(path.parent)
-    except OSError as error:
-        if handle is not None:
-            Path(handle.name).unlink(missing_ok=True)
-        raise _storage_error(path, error) from error
+    except BaseException as error:
+        with suppress(OSError):
+            scratch.unlink()
+        if isinstance(error, OSError):
+            raise _storage_error(path, error) from error
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -42,10 +41,9 @@ def write_json(path: Path, value: Any) -> None:
 @contextmanager
 def use_new_folder(path: Path) -> Iterator[Path]:
     """A scratch folder that becomes `path` when the block ends well, and is gone when it does not."""
-    scratch = None
+    scratch = _scratch_path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
+        scratch.mkdir(parents=True)
         yield scratch
         for file in scratch.rglob("*"):
             if file.is_file():
@@ -53,19 +51,21 @@ def use_new_folder(path: Path) -> Iterator[Path]:
         sync_folder(scratch)
         os.replace(scratch, path)
         sync_folder(path.parent)
-    except OSError as error:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
-        raise _storage_error(path, error) from error
-    except BaseException:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
+    except BaseException as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _storage_error(path, error) from error
         raise
 
 
 def sync_folder(path: Path) -> None:
     """Make a rename in this folder survive a power cut."""
     _sync(path)
+
+
+def _scratch_path(path: Path) -> Path:
+    # Made by hand because tempfile would make it readable by its owner only, and so would be what it is renamed to.
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def _sync(path: Path) -> None:

@@ -21,6 +21,8 @@ __all__ = [
     "DataNotFoundError",
     "DivergedError",
     "PeerLostError",
+    "PlanError",
+    "RankFailedError",
     "RecipeError",
     "RunFolderError",
     "StorageError",
@@ -45,6 +47,10 @@ class UsageError(WeftError, ValueError):
 
 class RecipeError(UsageError):
     """An unknown recipe, key or value, or a value of the wrong type."""
+
+
+class PlanError(UsageError):
+    """A plan with an unknown word, a value that this version lacks, or a combination that makes no sense."""
 
 
 class DataNotFoundError(UsageError):
@@ -81,6 +87,16 @@ class PeerLostError(TrainingError):
     def __init__(self, text: str, peer: int) -> None:
         super().__init__(text)
         self.peer = peer
+
+
+class RankFailedError(TrainingError):
+    """The first failure among the ranks: the rank, its own traceback, and the exit code it would have had alone."""
+
+    def __init__(self, text: str, rank: int, rank_traceback: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.rank = rank
+        self.rank_traceback = rank_traceback
+        self.exit_code = exit_code
 
 
 class StorageError(TrainingError):

@@ -1,14 +1,12 @@
 """Where the command line writes: results to the standard output, everything else to the standard error."""
 
-import json
 import os
-from typing import Any
 
 from rich.console import Console
 
-__all__ = ["error_console", "output_console", "print_json"]
+__all__ = ["error_console", "output_console"]
 
-PIPE_WIDTH = 120  # nobody reads a pipe on 80 columns, and a cut table is of no use to grep
+PIPE_WIDTH = 120  # nobody reads a pipe on 80 columns, and a folded table is of no use to grep
 
 
 def output_console() -> Console:
@@ -17,11 +15,6 @@ def output_console() -> Console:
 
 def error_console() -> Console:
     return _console(stderr=True)
-
-
-def print_json(value: Any) -> None:
-    """One document on the standard output, and nothing else there."""
-    print(json.dumps(value, indent=2, allow_nan=False))
 
 
 def _console(*, stderr: bool) -> Console:

@@ -33,11 +33,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("run")(run)
-app.command("show")(show)
-app.command("compare")(compare)
-app.command("list")(list_all)
-app.command("doctor")(doctor)
+for name, command in {"run": run, "show": show, "compare": compare, "list": list_all, "doctor": doctor}.items():
+    app.command(name)(command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -107,7 +107,9 @@ class LiveProgress:
 
     def __call__(self, event: Event) -> None:
         now = self._clock()
-        if isinstance(event, events.TrainingStarted):
+        if isinstance(event, events.Notice):
+            self._bars.console.print(f"note: {event.text}", soft_wrap=True)
+        elif isinstance(event, events.TrainingStarted):
             self._snapshot = start(next(self._labels, "training"), event, now)
             self._task = self._bars.add_task(self._snapshot.label, total=1.0, numbers="")
         elif self._snapshot is not None:
@@ -131,7 +133,9 @@ class PlainProgress:
 
     def __call__(self, event: Event) -> None:
         now = self._clock()
-        if isinstance(event, events.TrainingStarted):
+        if isinstance(event, events.Notice):
+            self._print(f"note: {event.text}")
+        elif isinstance(event, events.TrainingStarted):
             self._snapshot = start(next(self._labels, "training"), event, now)
             self._plan_next_line(self._snapshot)
             self._print(f"{self._snapshot.label}  started, {event.num_parameters:,} parameters")

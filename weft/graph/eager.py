@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.graph.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
-from weft.graph.finite import first_bad_activation, first_bad_of
+from weft.graph.finite import first_bad_in_forward, first_bad_of
+from weft.graph.torch_private import shares_memory
 from weft.specs import Batch
 
 __all__ = ["EagerExecutor"]
@@ -38,6 +39,8 @@ class EagerExecutor(AbstractExecutor):
     def __call__(self, state: State, batch: Batch, on_gradient: GradientSink) -> tuple[Outputs, State]:
         self._adopt(state)
         self._module.train()
+        for parameter in self._trainable.values():
+            parameter.grad = None  # left by a use of the module outside the executor, it would be added to ours
         self._sink, self._pending = on_gradient, set(self._trainable)
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(state.random)
@@ -55,22 +58,26 @@ class EagerExecutor(AbstractExecutor):
     def infer(self, state: State, batch: Batch) -> Outputs:
         self._adopt(state)
         self._module.eval()
-        with torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.set_rng_state(state.random)
             predictions = self._module(*batch.inputs)
             return Outputs(self._loss(predictions, *batch.targets), predictions)
 
     def first_bad_tensor(self, state: State, batch: Batch) -> str | None:
         self._adopt(state)
         self._module.train()
+        buffers = {name: buffer.clone() for name, buffer in self._buffers.items()}
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(state.random)
-            return (
-                first_bad_of("input", {str(i): t for i, t in enumerate(batch.inputs)})
-                or first_bad_of("target", {str(i): t for i, t in enumerate(batch.targets)})
-                or first_bad_of("parameter", self._parameters)
-                or first_bad_of("buffer", self._buffers)
-                or first_bad_activation(self._module, batch)
-            )
+            try:
+                return (
+                    first_bad_of("input", {str(i): t for i, t in enumerate(batch.inputs)})
+                    or first_bad_of("target", {str(i): t for i, t in enumerate(batch.targets)})
+                    or first_bad_in_forward(self._module, batch)
+                )
+            finally:
+                for name, buffer in self._buffers.items():
+                    buffer.copy_(buffers[name])
 
     def _hand_over(self, name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:
@@ -78,6 +85,9 @@ class EagerExecutor(AbstractExecutor):
             if self._sink is None:
                 return
             gradient, parameter.grad = parameter.grad, None
+            # Views on the way back make autograd hand one piece of memory to two parameters, or keep it for itself.
+            if gradient is not None and shares_memory(gradient):
+                gradient = gradient.clone()
             self._pending.discard(name)
             self._sink(name, gradient)
 

@@ -29,7 +29,7 @@ class MemoryPeak:
 
 
 _open_peaks: list[MemoryPeak] = []
-"""Process peaks being taken. The system keeps one mark for the whole process, so who resets it first tells the others."""
+"""Process peaks being taken. The system keeps one mark for all of them: who resets it tells the others its value."""
 
 
 @contextmanager
@@ -82,7 +82,7 @@ class _StorageWatch(TorchDispatchMode):
     """Keeps account of storages, not of tensors: views share one, and a storage lives as long as autograd needs it."""
 
     def __init__(self, device: torch.device, peak: MemoryPeak) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._peak = peak
         self._live = 0
@@ -107,10 +107,10 @@ class _StorageWatch(TorchDispatchMode):
 
     def _account(self, storage: torch.UntypedStorage) -> None:
         """Count a new storage, or the change in size of a known one."""
-        key = id(storage)
-        _, counted = self._known.get(key, (None, 0))
-        self._live += storage.nbytes() - counted
-        self._known[key] = weakref.ref(storage, partial(self._forget, key)), storage.nbytes()
+        key, num_bytes = id(storage), storage.nbytes()
+        reference, counted = self._known.get(key, (None, 0))
+        self._live += num_bytes - counted
+        self._known[key] = (reference or weakref.ref(storage, partial(self._forget, key)), num_bytes)
 
     def _forget(self, key: int, _: object) -> None:
         self._live -= self._known.pop(key)[1]

@@ -39,6 +39,7 @@ METRICS: dict[str, Metric] = {
         Metric("wall_clock", "s", "lower"),
         Metric("throughput", "samples/s", "higher"),
         Metric("step_time", "s", "lower"),
+        Metric("data_wait", "s", "lower"),
         Metric("peak_process_memory", "B", "lower", "maximum"),
         Metric("peak_tensor_memory", "B", "lower", "maximum"),
         Metric("flops_per_sample", "FLOP", "neither"),

@@ -1,5 +1,6 @@
 """A curve in one line of text: how a value went during training."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -28,7 +29,7 @@ def shrink(values: Sequence[float], width: int) -> list[float]:
         return list(values)
     cuts = [i * len(values) // width for i in range(width + 1)]
     # Divided first: the sum of large values could overflow where their mean does not.
-    return [sum(v / (end - begin) for v in values[begin:end]) for begin, end in zip(cuts, cuts[1:], strict=False)]
+    return [sum(v / (end - begin) for v in values[begin:end]) for begin, end in itertools.pairwise(cuts)]
 
 
 def _mark(value: float, low: float, high: float, marks: str) -> str:

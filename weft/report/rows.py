@@ -7,56 +7,69 @@ from dataclasses import dataclass
 from weft.errors import RecipeError
 from weft.metrics.metric import Metric, Statistic, find_metric
 from weft.metrics.record import RunRecord
-from weft.metrics.statistics import STATISTICS, UNKNOWN, median_interval
+from weft.metrics.statistics import STATISTICS, count_warmup, median_interval
 from weft.report.quantity import Scale, scale_of
 
-__all__ = ["MetricRow", "format_value", "metric_of", "metric_rows", "row_of"]
+__all__ = ["FEWEST_FOR_INTERVAL", "MetricRow", "Spread", "format_spread", "format_value"]
 
-FEWEST_FOR_STATISTIC = 3  # the olympic mean drops two values
+FEWEST_FOR_INTERVAL = 6  # values that a 95% interval of the median needs
+FEWEST_FOR_STATISTIC = 3  # values that any statistic needs: the olympic mean drops two
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The 95% interval of the median; of too few values for one, or of a statistic that is no median, their range."""
+
+    count: int
+    low: float
+    high: float
+    is_interval: bool
 
 
 @dataclass(frozen=True)
 class MetricRow:
-    """`value` is the metric's statistic. `low` and `high` are the 95% interval of the median; where there is none (too
-    few values, or a statistic that is no median) they are the smallest and the largest value."""
+    """What is shown of one metric."""
 
     name: str
     metric: Metric
     statistic: Statistic
-    count: int
     value: float
-    low: float
-    high: float
-    has_interval: bool
-
-    @property
-    def scale(self) -> Scale:
-        return scale_of([self.value, self.low, self.high], self.metric.unit)
+    spread: Spread
 
 
 def metric_rows(record: RunRecord) -> list[MetricRow]:
-    """A row for each metric that any repetition has, in the order of the record; raw series come last."""
-    names = _names(repetition.values for repetition in record.repetitions)
-    rows = [row_of(name, record.values_of(name)) for name in names]
-    if record.recipe:
-        return rows  # the series of a recipe's run are its steps, and their medians are among the values
-    series = _names(repetition.series for repetition in record.repetitions)
-    return rows + [row_of(name, series_of(record, name)) for name in series if name not in names]
+    """A row for each metric that any repetition has, in the order of the record."""
+    return [row_of(name, values) for name, values in measured_values(record).items()]
+
+
+def measured_values(record: RunRecord) -> dict[str, list[float]]:
+    """The values of every metric over all repetitions.
+
+    A loop that a user measured has no repetitions to speak of, so there the steps of its series count, without their
+    warm-up. The series of a recipe's run are left alone: its repetitions are what is independent.
+    """
+    found = {name: record.values_of(name) for name in _names(r.values for r in record.repetitions)}
+    if not record.recipe:
+        series = [pair for repetition in record.repetitions for pair in repetition.series.items()]
+        found |= {name: [v for other, values in series if other == name for v in _steady(values)] for name, _ in series}
+    return {name: values for name, values in found.items() if values}
 
 
 def row_of(name: str, values: Sequence[float]) -> MetricRow:
     metric = metric_of(name)
-    ranked = [_ranked(value, metric) for value in values]
+    ranked = [rank(value, metric) for value in values]
     statistic: Statistic = metric.statistic if len(ranked) >= FEWEST_FOR_STATISTIC else "median"
-    interval = median_interval(ranked) if statistic == "median" else UNKNOWN
-    low, high = (interval.low, interval.high) if interval.is_known else (min(ranked), max(ranked))
-    value = STATISTICS[statistic](ranked)
-    return MetricRow(name, metric, statistic, len(ranked), value, low, high, interval.is_known)
+    spread = spread_of(ranked) if statistic == "median" else range_of(ranked)
+    return MetricRow(name, metric, statistic, STATISTICS[statistic](ranked), spread)
 
 
-def series_of(record: RunRecord, name: str) -> list[float]:
-    """The raw values of all repetitions together."""
-    return [value for repetition in record.repetitions for value in repetition.series.get(name, ())]
+def spread_of(ranked: Sequence[float]) -> Spread:
+    interval = median_interval(ranked)
+    return Spread(len(ranked), interval.low, interval.high, True) if interval.is_known else range_of(ranked)
+
+
+def range_of(ranked: Sequence[float]) -> Spread:
+    return Spread(len(ranked), min(ranked), max(ranked), False)
 
 
 def metric_of(name: str) -> Metric:
@@ -67,15 +80,31 @@ def metric_of(name: str) -> Metric:
         return Metric(name, "", "neither")
 
 
+def rank(value: float, metric: Metric) -> float:
+    """The value; a failure, which is any value that is not finite, at the worse end of the order."""
+    return value if math.isfinite(value) else -math.inf if metric.direction == "higher" else math.inf
+
+
 def format_value(value: float, metric: Metric, scale: Scale) -> str:
     if math.isfinite(value):
         return scale.format(value)
     return "never" if metric.name.endswith("_to_target") else "failed"
 
 
-def _ranked(value: float, metric: Metric) -> float:
-    """A failure, which is any value that is not finite, at the worse end of the order."""
-    return value if math.isfinite(value) else -math.inf if metric.direction == "higher" else math.inf
+def format_spread(spread: Spread, metric: Metric, scale: Scale) -> str:
+    """`low .. high`, in brackets where it is a range and no interval; nothing for a single value."""
+    if spread.count == 1:
+        return ""
+    text = f"{format_value(spread.low, metric, scale)} .. {format_value(spread.high, metric, scale)}"
+    return text if spread.is_interval else f"({text})"
+
+
+def scale_of_row(row: MetricRow) -> Scale:
+    return scale_of([row.value, row.spread.low, row.spread.high], row.metric.unit)
+
+
+def _steady(values: Sequence[float]) -> Sequence[float]:
+    return values[count_warmup(values) :] if values else values
 
 
 def _names(groups: Iterable[Iterable[str]]) -> list[str]:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from weft.atomic import use_new_folder, write_json
 from weft.errors import CorruptFileError
+from weft.metrics.strict_json import decode_json, encode_json
 from weft.training.layout import Layout, part_for
 
 __all__ = ["FORMAT", "Entry", "Snapshot", "latest_checkpoint", "read_checkpoint", "write_checkpoint"]
@@ -79,7 +80,7 @@ def read_checkpoint(path: Path) -> Snapshot:
     except (SafetensorError, OSError) as error:
         raise CorruptFileError(f"checkpoint file cannot be read ({path}: {error})") from error
     entries = {name: _entry(name, facts, tensors) for name, facts in index["entries"].items()}
-    return Snapshot(index["step"], entries, index["progress"])
+    return Snapshot(index["step"], entries, decode_json(index["progress"]))
 
 
 def latest_checkpoint(folder: Path, on_damage: Callable[[str], None]) -> Snapshot | None:
@@ -125,7 +126,7 @@ def _index(snapshot: Snapshot, files: Sequence[Path]) -> dict[str, Any]:
         for name, entry in snapshot.entries.items()
     }
     checksums = {file.name: _sha256(file) for file in files}
-    body = {"format": FORMAT, "step": snapshot.step, "progress": snapshot.progress}
+    body = {"format": FORMAT, "step": snapshot.step, "progress": encode_json(snapshot.progress)}
     index = {**body, "entries": entries, "files": checksums}
     return {**index, "sha256": _sha256_of_json(index)}
 

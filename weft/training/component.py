@@ -132,7 +132,8 @@ def coerce(value: Any, annotation: Any, key: str) -> Any:
             return value
         raise RecipeError(f"unknown value ({key}: {value!r}); {nearest(str(value), map(str, arguments))}")
     elif origin is tuple:
-        items = value if isinstance(value, (tuple, list)) else (value,)
+        words = value.split(",") if isinstance(value, str) else value
+        items = [word for word in words if word != ""] if isinstance(words, (tuple, list)) else (words,)
         return tuple(coerce(item, arguments[0], key) for item in items)
     elif annotation is type(None):
         if value is None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from weft.graph import AbstractExecutor, State
-from weft.metrics.quality import QUALITY
+from weft.metrics.quality import QUALITY, Tally
 from weft.training.datasets import AbstractDataset
 
 __all__ = ["evaluate"]
@@ -18,3 +18,10 @@ def evaluate(
     executor: AbstractExecutor, state: State, dataset: AbstractDataset, metrics: Sequence[str]
 ) -> dict[str, float]:
     """The loss and the named metrics over every sample; a ragged last batch weighs by its samples."""
+    tallies = {name: Tally() for name in ("loss", *metrics)}
+    for indices in torch.arange(len(dataset)).split(BATCH_SIZE):
+        batch = dataset.take(indices)
+        outputs = executor.infer(state, batch)
+        for name, tally in tallies.items():
+            tallies[name] = tally + QUALITY[name](outputs.predictions, batch.targets, outputs.loss, len(batch))
+    return {name: tally.value for name, tally in tallies.items()}

@@ -10,6 +10,7 @@ from weft.training.events import Event, StepEnded, StepStarted, StopTraining
 
 __all__ = ["Interrupt", "use_interrupt"]
 
+
 class Interrupt:
     """A listener that ends training before or after the next step once `requested` is set.
 

@@ -135,9 +135,7 @@ def progress_of(task: Task, state: TrainingState) -> Progress:
     return Progress(state.step, state.samples, task.total_samples, state.samples / len(task.splits.train))
 
 
-def _evaluate(
-    task: Task, state: TrainingState, emit: Listener, clock: Callable[[], float]
-) -> dict[str, float]:
+def _evaluate(task: Task, state: TrainingState, emit: Listener, clock: Callable[[], float]) -> dict[str, float]:
     progress = progress_of(task, state)
     emit(events.EvaluationStarted(progress, "validation"))
     found = evaluate(task.executor, state.model, task.splits.validation, task.metrics)

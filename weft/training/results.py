@@ -15,7 +15,9 @@ from weft.training.history import History
 __all__ = ["hash_tensors", "judge", "to_target", "values_of"]
 
 
-def values_of(history: History, target: Rule | None, wall_clock: float, scores: Mapping[str, float]) -> dict[str, float]:
+def values_of(
+    history: History, target: Rule | None, wall_clock: float, scores: Mapping[str, float]
+) -> dict[str, float]:
     """One value per metric; `scores` are those of the final model, by `split/metric`."""
     last = history.evaluations[-1].values if history.evaluations else {}
     rates = [n / s for n, s in zip(history.step_samples, history.step_seconds, strict=True) if s > 0]
@@ -55,5 +57,5 @@ def hash_tensors(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -1,7 +1,7 @@
 """Running a recipe: every repetition trained, recorded, checkpointed and, if need be, resumed."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,8 +20,8 @@ from weft.training.events import Event, Listener, Notice
 from weft.training.history import History
 from weft.training.interrupt import use_interrupt
 from weft.training.log import log_to
-from weft.training.loop import Task, TrainingState, train
-from weft.training.probes import probe_resources
+from weft.training.loop import train
+from weft.training.probes import probe_data, probe_step, use_resource_watch
 from weft.training.recipe import Recipe
 from weft.training.results import hash_tensors, judge, to_target, values_of
 from weft.training.snapshot import restore
@@ -58,9 +58,7 @@ def resume_run(folder: RunFolder, *, listeners: Sequence[Listener] = ()) -> RunR
     return _run_what_is_left(recipe, record, folder, listeners)
 
 
-def _run_what_is_left(
-    recipe: Recipe, record: RunRecord, folder: RunFolder, listeners: Sequence[Listener]
-) -> RunRecord:
+def _run_what_is_left(recipe: Recipe, record: RunRecord, folder: RunFolder, listeners: Sequence[Listener]) -> RunRecord:
     failures: list[DivergedError] = []
     for i, repetition in enumerate(record.repetitions):
         if _has_ended(repetition):
@@ -89,44 +87,36 @@ def _has_ended(repetition: Repetition) -> bool:
 def _train_once(recipe: Recipe, seed: int, folder: RunFolder, listeners: Sequence[Listener]) -> Repetition:
     """One training from one seed, or the rest of it where a checkpoint is found."""
     checkpoints = folder.checkpoint / f"seed-{seed}"
-    with use_interrupt() as interrupt, log_to(folder, seed) as log, use_determinism():
-        history = History()
-        emit = _in_turn([history, log, *listeners, interrupt])
+    history = History()
+    with use_interrupt() as interrupt, use_determinism(), use_resource_watch() as watch:
+        emit = _in_turn([history, watch, log_to(folder, seed), *listeners, interrupt])
         snapshot = latest_checkpoint(checkpoints, lambda text: emit(Notice(f"{text}; looking for an older one")))
-        progress: dict[str, Any] = snapshot.progress if snapshot else {"started": time.time()}
-        started = progress["started"]
-        clock: Callable[[], float] = lambda: time.time() - started  # noqa: E731
-
+        started: float = snapshot.progress["started"] if snapshot else time.time()
         splits = build_splits(recipe)
         task, state = build_task(recipe, splits, seed)
         if snapshot:
             state = restore(state, snapshot)
-            history.restore(progress["history"])
+            history.restore(snapshot.progress["history"])
             emit(Notice(f"resumed from step {state.step}"))
         save = Checkpointer(checkpoints, recipe.mutable, lambda: {"started": started, "history": history.to_dict()})
-        state, reason = train(task, state, emit=emit, save=save, clock=clock)
-        wall_clock = clock()
+        state, reason = train(task, state, emit=emit, save=save, clock=lambda: time.time() - started)
+        wall_clock = time.time() - started
         save.write(state)
+        if interrupt.requested:
+            return Repetition(seed, "interrupted", reason, splits.train.checksum())
+        scores = evaluate(task.executor, state.model, splits.test, task.metrics)
 
-    ended = Repetition(seed, "interrupted", reason, splits.train.checksum())
-    if interrupt.requested:
-        return ended
-    scores = {f"test/{name}": value for name, value in _score(task, state).items()}
-    return replace(
-        ended,
+    values = values_of(history, task.target, wall_clock, {f"test/{name}": score for name, score in scores.items()})
+    return Repetition(
+        seed=seed,
         status="done",
+        stop_reason=reason,
+        data_checksum=splits.train.checksum(),
         evaluations=tuple(history.evaluations),
-        values={
-            **values_of(history, task.target, wall_clock, scores),
-            **probe_resources(task, state),
-        },
+        values={**values, **watch.values, **probe_data(task), **probe_step(task, state, values["throughput"])},
         series={"train/loss": tuple(history.losses), "step_time": tuple(history.step_seconds)},
         hashes={"parameters": hash_tensors(state.model.parameters)},
     )
-
-
-def _score(task: Task, state: TrainingState) -> dict[str, float]:
-    return evaluate(task.executor, state.model, task.splits.test, task.metrics)
 
 
 def _in_turn(listeners: Sequence[Listener]) -> Listener:
@@ -140,11 +130,12 @@ def _in_turn(listeners: Sequence[Listener]) -> Listener:
 @contextmanager
 def use_determinism() -> Iterator[None]:
     """Same seed, same bits: refuse operators that cannot promise it, without paying for filled memory."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    settings.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0])
-        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+        settings.fill_uninitialized_memory = before[1]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from weft.engines.environment import machine, packages, transports
 from weft.engines.environment.probe import Check, Probe, Status, run_probe
 
-__all__ = ["Check", "Probe", "Status", "check_environment", "check_extras"]
+__all__ = ["Check", "Probe", "Status", "check_environment", "check_extras", "is_fit"]
 
 ALL_PROBES = (*machine.PROBES, *packages.REQUIRED, *transports.PROBES, *packages.EXTRAS)
 
@@ -18,3 +18,8 @@ def check_environment(probes: Sequence[Probe] = ALL_PROBES) -> list[Check]:
 def check_extras() -> list[Check]:
     """The packages that Weft can use and does not need."""
     return check_environment(packages.EXTRAS)
+
+
+def is_fit(checks: Sequence[Check]) -> bool:
+    """Whether everything works that Weft does not run without."""
+    return all(check.status == "ok" for check in checks if check.required)

@@ -27,11 +27,7 @@ class ArrayDataset(AbstractDataset):
     """Inputs and targets that are indexed by sample along dimension 0."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        if len(inputs) != len(targets):
-            raise UsageError(
-                f"inputs and targets differ in number (inputs: {len(inputs)}, targets: {len(targets)}); "
-                "give one target per input"
-            )
+        _check_number(inputs, targets)
         self._inputs = inputs
         self._targets = targets
 
@@ -79,6 +75,7 @@ def splits_from_arrays(
     is set aside for it, the same tenth every time.
     """
     x, y = _as_inputs(x_train), _as_targets(y_train)
+    _check_number(x, y)
     parts = {"train": (x, y), "test": (_as_inputs(x_test), _as_targets(y_test))}
     if x_validation is not None and y_validation is not None:
         parts["validation"] = (_as_inputs(x_validation), _as_targets(y_validation))
@@ -92,7 +89,7 @@ def splits_from_arrays(
 
 def _read_npz(file: Path) -> Mapping[str, NDArray[np.generic]]:
     try:
-        with np.load(file, allow_pickle=False) as content:
+        with file.open("rb") as handle, np.load(handle, allow_pickle=False) as content:
             return dict(content)
     except (OSError, ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise CorruptFileError(
@@ -119,6 +116,14 @@ def _as_targets(array: Array) -> Tensor:
     if len(wrong):
         raise UsageError(f"class below zero (class: {int(wrong[0])}); number the classes from 0")
     return targets
+
+
+def _check_number(inputs: Tensor, targets: Tensor) -> None:
+    if len(inputs) != len(targets):
+        raise UsageError(
+            f"inputs and targets differ in number (inputs: {len(inputs)}, targets: {len(targets)}); "
+            "give one target per input"
+        )
 
 
 def _check_alike(parts: Mapping[str, tuple[Tensor, Tensor]]) -> None:

@@ -1,5 +1,6 @@
 """CIFAR-10 and CIFAR-100, from the binary files on this machine."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,6 @@ def _corrupt(path: Path, expected: str, found: str) -> CorruptFileError:
 
 
 def _cure(name: str, archive: str) -> str:
-    folder = cache_folder() / name
+    folder = shlex.quote(str(cache_folder() / name))
     url = f"https://www.cs.toronto.edu/~kriz/{archive}-binary.tar.gz"
     return f"mkdir -p {folder} && curl -fL {url} | tar -xz --strip-components=1 -C {folder}"

@@ -1,5 +1,6 @@
 """MNIST and Fashion-MNIST, from IDX files on this machine."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,7 +23,8 @@ FIRST_LABELS = {"mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], "fashion_mnist": [9, 0,
 
 def mnist_files() -> FileSet:
     url = "https://ossci-datasets.s3.amazonaws.com/mnist/{train,t10k}-{images-idx3,labels-idx1}-ubyte.gz"
-    cure = f"curl -fL --create-dirs --output-dir {cache_folder() / 'mnist'} --remote-name-all '{url}'"
+    folder = shlex.quote(str(cache_folder() / "mnist"))
+    cure = f"curl -fL --create-dirs --output-dir {folder} --remote-name-all '{url}'"
     return FileSet("mnist", FILES, cure, folders=("MNIST/raw",), suffixes=("", ".gz"))
 
 

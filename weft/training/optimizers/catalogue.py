@@ -70,7 +70,9 @@ def _rmsprop(
 
 def _torch(*, name: str, lr: float | None = None, options: str = "") -> AbstractOptimizer:
     """A class of torch.optim, its own `lr` unless one is given, and further options written as in a call."""
-    classes = {n: c for n, c in vars(torch.optim).items() if inspect.isclass(c) and issubclass(c, torch.optim.Optimizer)}
+    classes = {
+        n: c for n, c in vars(torch.optim).items() if inspect.isclass(c) and issubclass(c, torch.optim.Optimizer)
+    }
     if name not in classes or name == "Optimizer":
         raise RecipeError(f"torch.optim has no such optimizer ({name}); {nearest(name, classes)}")
     parameters = inspect.signature(classes[name]).parameters

@@ -86,13 +86,15 @@ class Weighted(AbstractOrder):
     replacement: bool = True
 
     def __post_init__(self) -> None:
-        if not bool(torch.isfinite(self.weights).all()) or bool((self.weights < 0).any()):
-            raise UsageError(f"weight is not a number from 0 up (weights: {self.weights.tolist()[:8]}); change it")
-        num_positive = int((self.weights > 0).sum())
-        most = num_positive if not self.replacement else len(self) if num_positive else 0
-        if len(self) > most or len(self) < 0:
+        wrong = self.weights[~(self.weights.isfinite() & (self.weights >= 0))]
+        if len(wrong):
+            raise UsageError(f"weight is not a finite number from 0 up (weight: {float(wrong[0])}); change it")
+        if self.num_samples is not None and self.num_samples < 1:
+            raise UsageError(f"epoch without samples (num_samples: {self.num_samples}); raise num_samples")
+        num_drawable = int((self.weights > 0).sum())
+        if len(self) > num_drawable and not (self.replacement and num_drawable):
             raise UsageError(
-                f"more samples asked for than have a weight (num_samples: {len(self)}, with a weight: {num_positive}); "
+                f"too few samples have a weight above 0 (num_samples: {len(self)}, found: {num_drawable}); "
                 "lower num_samples or sample with replacement"
             )
 

@@ -71,7 +71,8 @@ class Sampler:
         """The indices of the global batch at `state` (in epoch `state.epoch`), and the state after it."""
         if not 0 <= state.offset < self._num_samples:
             raise UsageError(
-                f"state belongs to other data (offset: {state.offset}, samples: {self._num_samples}); start a new run"
+                f"no batch at this place of the epoch (offset: {state.offset}, samples: {self._num_samples}); "
+                "resume with the data and batch_size of the run"
             )
         end = min(state.offset + self._batch_size, self._num_samples)
         after = SamplerState(state.epoch + 1, 0) if end == self._num_samples else SamplerState(state.epoch, end)

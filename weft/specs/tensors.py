@@ -1,4 +1,4 @@
-"""Frozen descriptions that every level shares."""
+"""Tensors, tasks and batches, described or held."""
 
 from dataclasses import dataclass
 
@@ -46,9 +46,7 @@ class Batch:
 
     def split(self, num_parts: int) -> list["Batch"]:
         """At most `num_parts` consecutive pieces whose sizes differ by at most one sample; none is empty."""
-        pieces = zip(
-            zip(*(t.tensor_split(num_parts) for t in self.inputs), strict=True),
-            zip(*(t.tensor_split(num_parts) for t in self.targets), strict=True),
-            strict=True,
-        )
-        return [batch for batch in (Batch(*piece) for piece in pieces) if len(batch)]
+        inputs = [tensor.tensor_split(num_parts) for tensor in self.inputs]
+        targets = [tensor.tensor_split(num_parts) for tensor in self.targets]
+        parts = (Batch(tuple(t[i] for t in inputs), tuple(t[i] for t in targets)) for i in range(num_parts))
+        return [part for part in parts if len(part)]

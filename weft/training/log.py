@@ -1,0 +1,19 @@
+"""`log.jsonl`: every event of a run, one line each, as it happens."""
+
+import time
+from dataclasses import asdict
+
+from weft.metrics.run_folder import RunFolder
+from weft.training.events import Event, Listener, StepStarted
+
+__all__ = ["log_to"]
+
+
+def log_to(folder: RunFolder, seed: int) -> Listener:
+    """A listener that appends each event to the run's log; the start of a step, which its end repeats, is left out."""
+
+    def log(event: Event) -> None:
+        if not isinstance(event, StepStarted):
+            folder.append_log({"time": time.time(), "seed": seed, "event": type(event).__name__, **asdict(event)})
+
+    return log
