@@ -23,7 +23,7 @@ class LogOfLayer(nn.Module):
         self.layer = nn.Linear(3, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.layer(x).square() - 1e6).log()
+        return (self.layer(x).square() - 1e6).log()  # type: ignore[no-any-return]
 
 
 class Pair(nn.Module):
@@ -40,10 +40,15 @@ class First(nn.Module):
         return self.pair(x)[0]  # type: ignore[no-any-return]
 
 
+def filled(weight: float = 1.0, bias: float = 0.0) -> nn.Linear:
+    layer = nn.Linear(3, 3)
+    nn.init.constant_(layer.weight, weight)
+    nn.init.constant_(layer.bias, bias)
+    return layer
+
+
 def test_layer_whose_output_is_the_first_bad_one() -> None:
-    module = nn.Sequential(nn.Linear(3, 3), Log(), nn.Linear(3, 3))
-    nn.init.constant_(module[0].weight, -1.0)
-    nn.init.zeros_(module[0].bias)
+    module = nn.Sequential(filled(weight=-1.0), Log(), nn.Linear(3, 3))
     assert first_bad_in_forward(module, BATCH) == "output of 1"
 
 
@@ -57,14 +62,12 @@ def test_bad_tensor_inside_a_nested_output() -> None:
 
 
 def test_parameter_comes_before_the_output_it_spoils() -> None:
-    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    nn.init.constant_(module[1].bias, torch.nan)
+    module = nn.Sequential(nn.Linear(3, 3), filled(bias=torch.nan))
     assert first_bad_in_forward(module, BATCH) == "parameter 1.bias"
 
 
 def test_overflow_is_blamed_on_its_layer_not_on_statistics_that_it_spoiled() -> None:
-    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    nn.init.constant_(module[0].weight, 3e38)
+    module = nn.Sequential(filled(weight=3e38), nn.BatchNorm1d(3))
     executor = EagerExecutor(module, nn.functional.mse_loss)
     outputs, state = executor(executor.initial_state(), BATCH, lambda *_: None)
     assert not is_finite(outputs.loss) and not is_finite(state.buffers["1.running_mean"])

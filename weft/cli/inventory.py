@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.text import Text
 
 from weft.engines.environment import Check, is_fit
-from weft.report.table import aligned, note, prose_section, section
+from weft.report.table import Prose, aligned, note, section
 from weft.training.datasets import Availability
 
 __all__ = ["render_checks", "render_inventory"]
@@ -17,7 +17,7 @@ STYLES = {"ok": "green", "missing": "yellow", "broken": "red"}
 
 def render_inventory(recipes: Mapping[str, str], datasets: Sequence[Availability], extras: Sequence[Check]) -> Group:
     return Group(
-        prose_section("recipes", recipes.items()),
+        Prose("recipes", list(recipes.items())),
         section("data sets", aligned("lll", map(_dataset_cells, datasets))),
         section("extras", aligned("lll", map(_check_cells, extras))),
         note("train one: weft run RECIPE"),

@@ -33,8 +33,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for name, command in {"run": run, "show": show, "compare": compare, "list": list_all, "doctor": doctor}.items():
-    app.command(name)(command)
+app.command("run")(run)
+app.command("show")(show)
+app.command("compare")(compare)
+app.command("list")(list_all)
+app.command("doctor")(doctor)
 
 
 def _print_version(wanted: bool) -> None:

@@ -33,6 +33,8 @@ class Snapshot:
     now: float
     samples: int
     total_samples: int
+    step_samples: int = 0  # of the steps seen, and the seconds they took
+    step_seconds: float = 0.0
     loss: float = math.nan
     evaluated: str = ""  # the last evaluation's first value that is not the loss
     reason: str = ""  # why it ended, once it has
@@ -47,12 +49,14 @@ class Snapshot:
 
     @property
     def throughput(self) -> float:
-        """Samples per second since the start, evaluations included: what the time left is computed from."""
-        return (self.samples - self.first_samples) / self.elapsed if self.elapsed > 0 else 0.0
+        """Samples per second of the steps alone, as in the result."""
+        return self.step_samples / self.step_seconds if self.step_seconds > 0 else 0.0
 
     @property
     def seconds_left(self) -> float:
-        return (self.total_samples - self.samples) / self.throughput if self.throughput else math.inf
+        """At the pace since the start, evaluations and all else included; infinite before the first step."""
+        done = self.samples - self.first_samples
+        return (self.total_samples - self.samples) * self.elapsed / done if done else math.inf
 
 
 def start(label: str, event: events.TrainingStarted, now: float) -> Snapshot:
@@ -63,8 +67,15 @@ def start(label: str, event: events.TrainingStarted, now: float) -> Snapshot:
 def advance(snapshot: Snapshot, event: Event, now: float) -> Snapshot:
     """The snapshot after an event of the same training."""
     match event:
-        case events.StepEnded(progress, result):
-            return replace(snapshot, now=now, samples=progress.samples, loss=result.loss)
+        case events.StepEnded(progress, result, seconds):
+            return replace(
+                snapshot,
+                now=now,
+                samples=progress.samples,
+                step_samples=snapshot.step_samples + result.num_samples,
+                step_seconds=snapshot.step_seconds + seconds,
+                loss=result.loss,
+            )
         case events.EvaluationEnded(_, _, evaluation):
             return replace(snapshot, now=now, evaluated=_leading_value(evaluation.values))
         case events.TrainingEnded(progress, reason):

@@ -1,8 +1,7 @@
 """Metrics for a loop that a user already has: `with measure("forward"): ...`, `for batch in measured(loader): ...`.
 
-for batch in measured(loader, "train"):     | wait | step | wait | step | ...
-    ...                                       ^ data_wait   ^ throughput = samples / (wait + step)
-                                                     ^ step_time
+for batch in measured(loader):     | data_wait | step_time | data_wait | step_time | ...
+    step(batch)                    throughput = samples / (data_wait + step_time)
 """
 
 import dataclasses

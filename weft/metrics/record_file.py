@@ -64,13 +64,13 @@ def read_record(folder_or_file: Path) -> RunRecord:
     file = folder_or_file / RECORD_NAME if folder_or_file.is_dir() else folder_or_file
     content = _parse(file)
     if not isinstance(content, dict) or type(content.get("schema")) is not int:
-        raise _corrupt(file, "is not a run record")
+        raise _corrupt(file, "is not one")
     if content["schema"] > SCHEMA:
         versions = f"schema: {content['schema']}, known: {SCHEMA}"
-        raise UsageError(f"record was written by a newer Weft ({file}, {versions}); update Weft")
+        raise UsageError(f"run record was written by a newer Weft ({file}, {versions}); update Weft")
     sealed = {key: value for key, value in content.items() if key != "sha256"}
     if content.get("sha256") != _seal(sealed):
-        raise _corrupt(file, "was changed after it was written, for its sha256 does not fit its content")
+        raise _corrupt(file, "was changed after it was written (its sha256 does not fit its content)")
     try:
         record = _read_as(RunRecord, migrate(decode_json(sealed), MIGRATIONS, SCHEMA), "record")
     except ValueError as error:
@@ -94,7 +94,7 @@ def _parse(file: Path) -> Any:
     except FileNotFoundError:
         raise RunFolderError(f"no run record here ({file}); give a folder that `weft run` made") from None
     except ValueError as error:
-        raise _corrupt(file, f"is cut off or not JSON, {error}") from None
+        raise _corrupt(file, f"is cut off or not JSON ({error})") from None
 
 
 def _seal(content: Content) -> str:
@@ -134,4 +134,4 @@ def _read_dataclass(kind: Any, value: Content, where: str) -> Any:
 
 
 def _corrupt(file: Path, fact: str) -> CorruptFileError:
-    return CorruptFileError(f"record {fact} ({file}); restore the file from a copy, or run again")
+    return CorruptFileError(f"run record {fact}; restore {file} from a copy, or run again")

@@ -1,7 +1,7 @@
 """Every metric of a record as one row: a statistic over the repetitions, and how far it can be trusted."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.errors import RecipeError
@@ -48,7 +48,8 @@ def measured_values(record: RunRecord) -> dict[str, list[float]]:
     A loop that a user measured has no repetitions to speak of, so there the steps of its series count, without their
     warm-up. The series of a recipe's run are left alone: its repetitions are what is independent.
     """
-    found = {name: record.values_of(name) for name in _names(r.values for r in record.repetitions)}
+    names = dict.fromkeys(name for repetition in record.repetitions for name in repetition.values)
+    found = {name: _with_failures(name, record) for name in names}
     if not record.recipe:
         series = [pair for repetition in record.repetitions for pair in repetition.series.items()]
         found |= {name: [v for other, values in series if other == name for v in _steady(values)] for name, _ in series}
@@ -107,5 +108,8 @@ def _steady(values: Sequence[float]) -> Sequence[float]:
     return values[count_warmup(values) :] if values else values
 
 
-def _names(groups: Iterable[Iterable[str]]) -> list[str]:
-    return list(dict.fromkeys(name for group in groups for name in group))
+def _with_failures(name: str, record: RunRecord) -> list[float]:
+    """The metric's value in every repetition; where it has a better and a worse, a failed one counts as infinity."""
+    judged = metric_of(name).direction != "neither"
+    has_value = [r for r in record.repetitions if name in r.values or (judged and r.status == "failed")]
+    return [repetition.values.get(name, math.inf) for repetition in has_value]

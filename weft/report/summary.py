@@ -20,7 +20,7 @@ from weft.report.rows import (
     metric_rows,
     scale_of_row,
 )
-from weft.report.table import aligned, note, prose_section, section
+from weft.report.table import Prose, aligned, note, section
 
 __all__ = ["render_run"]
 
@@ -34,7 +34,7 @@ def render_run(record: RunRecord, *, details: bool = False) -> Group:
     if record.verdicts:
         parts.append(section("accepted" if record.accepted else "not accepted", verdict_lines(record.verdicts)))
     if details:
-        parts.append(prose_section("made with", provenance_rows(record)))
+        parts.append(Prose("made with", provenance_rows(record)))
     return Group(*parts)
 
 
@@ -56,7 +56,7 @@ def metric_lines(rows: Sequence[MetricRow]) -> list[Text]:
     is_any_interval = any(row.spread.is_interval for row in rows)
     is_any_repeated = any(row.spread.count > 1 for row in rows)
     spread = "95% interval" if is_any_interval else "(min .. max)" if is_any_repeated else ""
-    headers = ("metric", "median", spread, "unit", "better")
+    headers = ("metric", "median" if is_any_repeated else "value", spread, "unit", "better")
     return aligned("lrrll", [_metric_cells(row) for row in rows], headers)
 
 

@@ -1,17 +1,17 @@
 """The one look of every table: aligned columns, a quiet header, no lines drawn.
 
 Lines are never folded or cut, so that a number stays whole and a command can be copied from a terminal; they are to be
-printed with `crop=False`. Only prose, in the last column of `prose_section`, is folded to the width of the console.
+printed with `crop=False`. Only prose is folded to the width of the console.
 """
 
+import textwrap
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from rich.console import Group
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
-__all__ = ["Cell", "aligned", "note", "prose_section", "section"]
+__all__ = ["Cell", "Prose", "aligned", "note", "section"]
 
 Cell = str | Text
 
@@ -33,15 +33,21 @@ def aligned(align: str, rows: Iterable[Sequence[Cell]], headers: Sequence[str] =
 
 def section(title: str, lines: Iterable[Text]) -> Group:
     """A heading, its lines two columns in, and an empty line."""
-    return Group(Text(title, "bold"), *(_unbroken(Text(GAP).append_text(line)) for line in lines), Text())
+    return Group(Text(title, "bold"), *map(_indented, lines), Text())
 
 
-def prose_section(title: str, rows: Iterable[tuple[str, str]]) -> Group:
-    """A heading, names with a text each, and an empty line."""
-    table = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), show_header=False)
-    for name, text in rows:
-        table.add_row(Text(name), Text(text))
-    return Group(Text(title, "bold"), Padding(table, (0, 0, 0, len(GAP))), Text())
+@dataclass(frozen=True)
+class Prose:
+    """A section of names with a text each, folded to the width of the console."""
+
+    title: str
+    rows: Sequence[tuple[str, str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        taken = max((len(name) for name, _ in self.rows), default=0) + 2 * len(GAP)
+        folded = [(name, textwrap.wrap(text, max(options.max_width - taken, 20))) for name, text in self.rows]
+        cells = [("" if i else name, line) for name, lines in folded for i, line in enumerate(lines)]
+        yield section(self.title, aligned("ll", cells))
 
 
 def note(text: str) -> Text:
@@ -63,6 +69,7 @@ def _text(cell: Cell) -> Text:
     return cell if isinstance(cell, Text) else Text(cell)
 
 
-def _unbroken(line: Text) -> Text:
-    line.no_wrap, line.overflow = True, "ignore"
-    return line
+def _indented(line: Text) -> Text:
+    text = Text(GAP, no_wrap=True, overflow="ignore").append_text(line)
+    text.rstrip()
+    return text

@@ -18,19 +18,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from weft.atomic import use_new_folder, write_json
 from weft.errors import CorruptFileError
-from weft.metrics.strict_json import decode_json, encode_json
+from weft.metrics.strict_json import decode_json, encode_json, parse_json
 from weft.training.layout import Layout, part_for
 
 __all__ = ["FORMAT", "Entry", "Snapshot", "latest_checkpoint", "read_checkpoint", "write_checkpoint"]
 
 FORMAT = 1
-_FOLDER = re.compile(r"step-(\d{10})$")
+_FOLDER = re.compile(r"step-\d{10}")
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,13 @@ class Snapshot:
 def write_checkpoint(folder: Path, snapshot: Snapshot, *, keep: int = 2) -> Path:
     """Write `folder/step-N` as a whole or not at all, then remove all but the newest `keep`."""
     path = folder / f"step-{snapshot.step:010d}"
-    if path.exists():
-        shutil.rmtree(path)
     num_ranks = max((len(e.parts) for e in snapshot.entries.values()), default=1)
     with use_new_folder(path) as scratch:
         for rank in range(num_ranks):
-            save_file(_parts_of_rank(snapshot.entries, rank), scratch / _file_of(rank))
+            _save_tensors(_parts_of_rank(snapshot.entries, rank), scratch / _file_of(rank))
         write_json(scratch / "index.json", _index(snapshot, [scratch / _file_of(r) for r in range(num_ranks)]))
+        if path.exists():  # the same step again, by a run that was resumed: gone only now that its heir is written
+            shutil.rmtree(path)
     for old in _checkpoints(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return path
@@ -72,10 +73,10 @@ def read_checkpoint(path: Path) -> Snapshot:
     """Read one checkpoint folder, checking every checksum, shape and type against the index."""
     index = _read_index(path)
     files = [path / name for name in sorted(index["files"])]
-    for file in files:
-        if not file.is_file() or _sha256(file) != index["files"][file.name]:
-            raise CorruptFileError(f"checkpoint file is missing or damaged ({file}); an older checkpoint may be whole")
     try:
+        for file in files:
+            if not file.is_file() or _sha256(file) != index["files"][file.name]:
+                raise CorruptFileError(f"checkpoint file is missing or damaged ({file})")
         tensors = [load_file(file) for file in files]
     except (SafetensorError, OSError) as error:
         raise CorruptFileError(f"checkpoint file cannot be read ({path}: {error})") from error
@@ -104,7 +105,7 @@ def _checkpoints(folder: Path) -> list[Path]:
     """Oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if _FOLDER.search(path.name))
+    return sorted(path for path in folder.iterdir() if _FOLDER.fullmatch(path.name))
 
 
 def _file_of(rank: int) -> str:
@@ -113,7 +114,18 @@ def _file_of(rank: int) -> str:
 
 def _parts_of_rank(entries: Mapping[str, Entry], rank: int) -> dict[str, Tensor]:
     # safetensors refuses tensors that share memory (tied or viewed), hence the clone.
-    return {n: e.parts[rank].detach().clone().contiguous() for n, e in entries.items() if rank < len(e.parts)}
+    return {
+        name: entry.parts[rank].detach().clone(memory_format=torch.contiguous_format)
+        for name, entry in entries.items()
+        if rank < len(entry.parts)
+    }
+
+
+def _save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    try:
+        save_file(tensors, file)
+    except SafetensorError as error:  # a full disk among others: safetensors does not raise OSError
+        raise OSError(str(error)) from error
 
 
 def _index(snapshot: Snapshot, files: Sequence[Path]) -> dict[str, Any]:
@@ -134,12 +146,12 @@ def _index(snapshot: Snapshot, files: Sequence[Path]) -> dict[str, Any]:
 def _read_index(path: Path) -> dict[str, Any]:
     file = path / "index.json"
     try:
-        index = json.loads(file.read_text(encoding="utf-8"))
-        claimed = index.pop("sha256")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        index = parse_json(file.read_text(encoding="utf-8"))
+        claimed, version = index.pop("sha256"), int(index["format"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptFileError(f"checkpoint index cannot be read ({file}: {error})") from error
-    if index.get("format", 0) > FORMAT:
-        raise CorruptFileError(f"checkpoint is of a newer format ({file}: {index['format']}, known: {FORMAT})")
+    if version > FORMAT:
+        raise CorruptFileError(f"checkpoint is of a newer format ({file}: {version}, known: {FORMAT})")
     if claimed != _sha256_of_json(index):
         raise CorruptFileError(f"checkpoint index is damaged ({file}: checksum differs)")
     return dict(index)

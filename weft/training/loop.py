@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from weft.errors import DivergedError
 from weft.graph import AbstractExecutor, State
 from weft.metrics.metric import Rule
@@ -49,6 +51,7 @@ class TrainingState:
     step: int = 0
     samples: int = 0
     evaluated: int = 0  # samples seen at the last evaluation
+    target_met: bool = False  # at the last evaluation
 
 
 def train(
@@ -78,11 +81,14 @@ def train(
         emit(events.TrainingStarted(progress_of(task, state), num_parameters))
         while True:
             if is_evaluation_due(task, state):
-                values = _evaluate(task, state, emit, clock)
-                state = replace(state, evaluated=state.samples)
-                if is_target_met(task.target, values):
-                    reason = f"target reached ({task.target})"
-                    break
+                emit(events.EvaluationStarted(progress_of(task, state), "validation"))
+                evaluation = _evaluate(task, state, clock)
+                is_met = is_target_met(task.target, evaluation.values)
+                state = replace(state, evaluated=state.samples, target_met=is_met)
+                emit(events.EvaluationEnded(progress_of(task, state), "validation", evaluation))
+            if state.target_met:
+                reason = f"target reached ({task.target})"
+                break
             if state.samples >= task.total_samples:
                 break
             if state.sampler.offset == 0:
@@ -116,7 +122,7 @@ def take_step(task: Task, state: TrainingState) -> tuple[TrainingState, StepResu
     optimizer = task.optimizer.update(gradients, parameters, state.optimizer, lr)
 
     samples = state.samples + len(batch)
-    after = TrainingState(model, optimizer, sampler, state.step + 1, samples, state.evaluated)
+    after = replace(state, model=model, optimizer=optimizer, sampler=sampler, step=state.step + 1, samples=samples)
     return after, StepResult(loss, lr, len(batch))
 
 
@@ -135,14 +141,13 @@ def progress_of(task: Task, state: TrainingState) -> Progress:
     return Progress(state.step, state.samples, task.total_samples, state.samples / len(task.splits.train))
 
 
-def _evaluate(task: Task, state: TrainingState, emit: Listener, clock: Callable[[], float]) -> dict[str, float]:
-    progress = progress_of(task, state)
-    emit(events.EvaluationStarted(progress, "validation"))
+def _evaluate(task: Task, state: TrainingState, clock: Callable[[], float]) -> Evaluation:
     found = evaluate(task.executor, state.model, task.splits.validation, task.metrics)
+    if not math.isfinite(found["loss"]):  # an update that overflowed shows here first, or nowhere after the last step
+        batch = task.splits.validation.take(torch.arange(min(len(task.splits.validation), 32)))
+        raise DivergedError(_divergence(task, state, batch, found["loss"]))
     values = {f"validation/{name}": value for name, value in found.items()}
-    evaluation = Evaluation(state.step, state.samples, progress.epoch, clock(), values)
-    emit(events.EvaluationEnded(progress, "validation", evaluation))
-    return values
+    return Evaluation(state.step, state.samples, progress_of(task, state).epoch, clock(), values)
 
 
 def _divergence(task: Task, state: TrainingState, batch: Batch, loss: float) -> str:

@@ -100,12 +100,14 @@ def _changed(part: Fixed | Mutable, name: str, option: str, text: str) -> Any:
 
 
 def _target(current: Rule | None, text: str) -> Rule | None:
-    value = parse_option(text)
-    if value is None:
+    """`none`, a new bound for the target that there is, or a metric and its bound: `accuracy:0.97`."""
+    if parse_option(text) is None:
         return None
-    if current is None:
-        raise RecipeError(f"recipe has no target to change (target: {text}); write one in the recipe")
-    return Rule(current.metric, coerce(value, float, "target"))
+    metric, _, bound = text.rpartition(":")
+    metric = metric or (current.metric if current else "")
+    if not metric:
+        raise RecipeError(f"recipe has no target whose bound could change (target: {text}); --set target=METRIC:BOUND")
+    return Rule(metric, coerce(parse_option(bound), float, "target"))
 
 
 def _to_json(value: Any) -> Any:

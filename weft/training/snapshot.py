@@ -38,6 +38,7 @@ def take_snapshot(state: TrainingState, extra: Mapping[str, Any]) -> Snapshot:
     progress = {
         "samples": state.samples,
         "evaluated": state.evaluated,
+        "target_met": state.target_met,
         "sampler": state.sampler.to_dict(),
         **extra,
     }
@@ -54,7 +55,7 @@ def restore(state: TrainingState, snapshot: Snapshot) -> TrainingState:
     slots: dict[str, dict[str, Tensor]] = {name: {} for name in state.optimizer.slots}
     for key in tensors:
         if key.startswith("slot/"):
-            _, name, slot = key.split("/", 2)
+            name, _, slot = key.removeprefix("slot/").rpartition("/")
             slots.setdefault(name, {})[slot] = _find(tensors, key)
     shared = Shared(lr=_find(tensors, "optimizer/lr"), step=_find(tensors, "optimizer/step"))
     progress = snapshot.progress
@@ -65,6 +66,7 @@ def restore(state: TrainingState, snapshot: Snapshot) -> TrainingState:
         step=snapshot.step,
         samples=progress["samples"],
         evaluated=progress["evaluated"],
+        target_met=progress["target_met"],
     )
 
 

@@ -76,8 +76,9 @@ class _Block(nn.Module):
         )
 
     def forward(self, x_blw: Tensor) -> Tensor:
-        x_blw = x_blw + self.attention(self.norm1(x_blw))
-        return x_blw + self.feed_forward(self.norm2(x_blw))
+        after_blw: Tensor = x_blw + self.attention(self.norm1(x_blw))
+        out_blw: Tensor = after_blw + self.feed_forward(self.norm2(after_blw))
+        return out_blw
 
 
 @final
