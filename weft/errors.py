@@ -3,12 +3,16 @@
 WeftError                       a fact, its values, one cure; `exit_code` is what the command line returns
 +-- UsageError (ValueError)     2: what was asked for cannot be done
 |   +-- RecipeError             an unknown recipe, key, value or a wrong type
+|   +-- PlanError               a plan that cannot be carried out
 |   +-- DataNotFoundError       a data set that is not on this machine
 |   +-- RunFolderError          a run folder that exists, is missing or is not one
 |   +-- ComparisonError         two records that may not be compared
++-- CompilerError               3: no C++ compiler, or a source that it refuses
 +-- CorruptFileError            2: a data file, record or checkpoint that is not what it claims to be
 +-- TrainingError               3: training started and could not go on
     +-- DivergedError           a loss or tensor that is not finite
+    +-- PeerLostError           a rank that died or fell silent
+    +-- RankFailedError         the first failure among the ranks, with its own traceback and exit code
     +-- StorageError            a file that could not be written (a full disk, a read-only folder)
 """
 
@@ -17,6 +21,7 @@ from difflib import get_close_matches
 
 __all__ = [
     "ComparisonError",
+    "CompilerError",
     "CorruptFileError",
     "DataNotFoundError",
     "DivergedError",
@@ -63,6 +68,10 @@ class RunFolderError(UsageError):
 
 class ComparisonError(UsageError):
     """Two records that may not be compared."""
+
+
+class CompilerError(WeftError):
+    """There is no C++ compiler, or it refuses a source; holds what it said."""
 
 
 class CorruptFileError(WeftError):

@@ -2,6 +2,7 @@
 
 import math
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,7 @@ def test_any_run_of_readings_adds_up(start: int, steps: list[int]) -> None:
     readings = [start]
     for step in steps:
         readings.append((readings[-1] + step) % RANGE)
-    total = sum(joules_between(a, b, RANGE) for a, b in zip(readings, readings[1:], strict=False))
+    total = sum(joules_between(a, b, RANGE) for a, b in pairwise(readings))
     assert total == pytest.approx(sum(steps) / 1e6)
 
 
@@ -88,7 +89,7 @@ def test_the_reason_where_only_root_may_read(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Path, "read_text", guarded)
     meter, reason = start_energy_meter(tmp_path)
     assert meter is None
-    assert reason == f"{counter} may be read by root only; chmod a+r it"
+    assert reason == f"only root may read {counter}; sudo chmod a+r {counter}"
 
 
 @pytest.mark.parametrize("content", ["", "many\n", None])

@@ -15,7 +15,9 @@ def test_a_split_may_stand_in_front(name: str, plain: str) -> None:
     assert find_metric(name) is METRICS[plain]
 
 
-@pytest.mark.parametrize(("name", "cure"), [("acuracy", "did you mean 'accuracy'?"), ("test/los", "'loss'"), ("zz", "known: ")])
+@pytest.mark.parametrize(
+    ("name", "cure"), [("acuracy", "did you mean 'accuracy'?"), ("test/los", "'loss'"), ("zz", "known: ")]
+)
 def test_an_unknown_metric_names_the_nearest(name: str, cure: str) -> None:
     with pytest.raises(RecipeError, match="unknown metric") as caught:
         find_metric(name)

@@ -21,6 +21,7 @@ from weft.metrics.quality import (
     mean_loss,
     variance_heatmap,
 )
+from weft.specs import IGNORED
 
 INF, NAN = math.inf, math.nan
 
@@ -180,3 +181,8 @@ def test_variance_sees_the_last_bit() -> None:
 def test_variance_needs_two_outputs_of_one_shape(outputs: list[Tensor]) -> None:
     with pytest.raises(UsageError, match="two or more outputs"):
         variance_heatmap(outputs)
+
+
+def test_padding_does_not_count() -> None:
+    scores = torch.tensor([[0.9, 0.1], [0.1, 0.9], [0.9, 0.1]])
+    assert accuracy(scores, torch.tensor([0, IGNORED, 1])) == Tally("mean", 1.0, 2)

@@ -19,12 +19,15 @@ from weft.metrics import record_file
 from weft.metrics.record import Evaluation, Repetition, RunRecord, Verdict
 from weft.metrics.record_file import CLOCK_RULES, migrate, new_record, read_record, write_record
 
+DEEP = b'{"schema": 1, "a": ' + b"[" * 600 + b"]" * 600 + b"}"
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 texts = st.text(max_size=5) | st.sampled_from(["inf", "nan", "\\inf"])
 numbers = st.floats()
 values = st.dictionaries(texts, numbers, max_size=3)
-anything = st.dictionaries(texts, st.recursive(numbers | texts | st.none(), lambda x: st.lists(x, max_size=2)), max_size=3)
+anything = st.dictionaries(
+    texts, st.recursive(numbers | texts | st.none(), lambda x: st.lists(x, max_size=2)), max_size=3
+)
 evaluations = st.builds(Evaluation, st.integers(), st.integers(), numbers, numbers, values)
 repetitions = st.builds(
     Repetition,
@@ -76,7 +79,10 @@ def full_record() -> RunRecord:
         versions={"python": "3.11.7", "torch": "2.13.0+cpu"},
         machine={"cpu": "a processor — of some make", "cores": 2, "cuda_devices": []},
         repetitions=(done, failed),
-        verdicts=(Verdict("test/accuracy >= 0.97", 0.9722222222222222, True), Verdict("wall_clock <= 1", math.inf, False)),
+        verdicts=(
+            Verdict("test/accuracy >= 0.97", 0.9722222222222222, True),
+            Verdict("wall_clock <= 1", math.inf, False),
+        ),
     )
 
 
@@ -160,8 +166,8 @@ def damaged(tmp_path: Path, change: Callable[[dict[str, Any]], object], *, resea
         (lambda c: c["repetitions"][0].update(seed=True), r"wrong type \(.*seed: True\)"),
         (lambda c: c["repetitions"][0]["values"].update(loss="low"), r"wrong type \(.*values.loss: 'low'\)"),
         (lambda c: c.update(schema=0), r"schema that never was \(0\)"),
-        (lambda c: c.update(schema="1"), "run record is not one"),
-        (lambda c: c.pop("schema"), "run record is not one"),
+        (lambda c: c.update(schema="1"), "file is not a run record"),
+        (lambda c: c.pop("schema"), "file is not a run record"),
     ],
 )
 def test_damage_inside_is_named(tmp_path: Path, change: Callable[[dict[str, Any]], object], fact: str) -> None:
@@ -197,10 +203,18 @@ def test_a_file_cut_off_anywhere_is_seen(tmp_path: Path) -> None:
             read_record(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"[]", b"3", b"null", b"{}", b'{"schema": true}', b"\xff\xfe", b'{"schema": NaN}'])
+@pytest.mark.parametrize(
+    "content", [b"[]", b"3", b"null", b"{}", b'{"schema": true}', b"\xff\xfe", b'{"schema": NaN}', DEEP]
+)
 def test_what_is_not_a_record_is_seen(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "record.json").write_bytes(content)
-    with pytest.raises(CorruptFileError, match="run record is"):
+    with pytest.raises(CorruptFileError, match="run record"):
+        read_record(tmp_path)
+
+
+def test_a_record_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "record.json").mkdir()
+    with pytest.raises(RunFolderError, match=r"cannot be read .*Is a directory"):
         read_record(tmp_path)
 
 

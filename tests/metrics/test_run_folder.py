@@ -28,7 +28,9 @@ def test_an_empty_folder_may_be_used(tmp_path: Path) -> None:
 def test_two_runs_in_the_same_second_get_two_folders(tmp_path: Path) -> None:
     first, second = (create_run_folder(None, "digits_mlp", root=tmp_path) for _ in range(2))
     assert first != second
-    assert all(folder.path.parent == tmp_path and folder.path.name.startswith("digits_mlp-2") for folder in (first, second))
+    assert all(
+        folder.path.parent == tmp_path and folder.path.name.startswith("digits_mlp-2") for folder in (first, second)
+    )
 
 
 @pytest.mark.parametrize("name", ["my/recipes.py:tiny", "../../etc/x.py:f", "/abs.py:f", "a b\n", "..", ""])
@@ -46,7 +48,7 @@ def test_a_folder_that_holds_a_run_is_refused_with_the_cure(tmp_path: Path) -> N
 
 def test_a_folder_with_any_other_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(RunFolderError, match="not empty and holds no run .*--out"):
+    with pytest.raises(RunFolderError, match=r"not empty and holds no run .*--out"):
         create_run_folder(tmp_path, "tiny")
     assert os.listdir(tmp_path) == ["thesis.tex"]
 
@@ -75,7 +77,10 @@ def test_only_a_folder_with_a_record_is_opened(tmp_path: Path) -> None:
 
 def test_the_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    entries = [{"step": 1, "loss": 0.5}, {"step": 2, "loss": math.inf, "text": "two\nlines \u2028"}]
+    entries: list[dict[str, Any]] = [
+        {"step": 1, "loss": 0.5},
+        {"step": 2, "loss": math.inf, "text": "two\nlines \u2028"},
+    ]
     for entry in entries:
         folder.append_log(entry)
     assert folder.read_log() == entries

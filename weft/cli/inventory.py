@@ -37,7 +37,7 @@ def _conclusion(checks: Sequence[Check]) -> Text:
         ill = [check.name for check in checks if check.required and check.status != "ok"]
         return Text(f"Weft cannot run here before this is cured: {', '.join(ill)}", "red")
     absent = sum(check.status != "ok" for check in checks)
-    return Text(f"all that Weft needs works here; {absent} optional part{'' if absent == 1 else 's'} do not")
+    return Text(f"all that Weft needs works here; optional parts that do not: {absent}")
 
 
 def _check_cells(check: Check) -> tuple[str, Text, str]:

@@ -1,5 +1,6 @@
 """From what `weft run` was given to a training that can be started."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -69,5 +70,6 @@ def execute(job: Job, *, quiet: bool) -> RunRecord:
         with use_progress(console, [f"seed {seed}" for seed in job.seeds]) as listener:
             return job.start(listeners=[listener])
     except KeyboardInterrupt:
-        error_console().print(f"interrupted; go on with: weft run --resume {job.folder.path}", soft_wrap=True)
+        path = shlex.quote(str(job.folder.path))
+        error_console().print(f"interrupted; go on with: weft run --resume {path}", soft_wrap=True)
         raise

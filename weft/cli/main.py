@@ -3,6 +3,7 @@
 0 done and accepted | 1 done, but an acceptance rule failed | 2 wrong use | 3 training failed | 130 interrupted
 """
 
+import io
 import sys
 import traceback
 from collections.abc import Sequence
@@ -60,6 +61,9 @@ def weft(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and leave with its exit code; typer itself handles wrong options (2) and Ctrl-C (130)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a µ is no reason to fail
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:

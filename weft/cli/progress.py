@@ -21,6 +21,7 @@ Clock = Callable[[], float]
 REFRESH_SECONDS = 0.1
 LINES_PER_TRAINING = 20
 FIRST_LINE_SECONDS = 10.0
+BESIDE_BAR = 74  # columns; two of them for the ^C that a terminal writes, which would otherwise break the line
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,10 @@ def use_progress(console: Console, labels: Sequence[str], clock: Clock = time.mo
         return
     bars = Bars(
         TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
+        BarColumn(bar_width=min(max(console.width - BESIDE_BAR, 8), 40)),
         TaskProgressColumn(),
         TextColumn("{task.fields[numbers]}"),
         console=console,
-        expand=True,
     )
     with bars:
         yield LiveProgress(bars, labels, clock)
@@ -128,8 +128,7 @@ class LiveProgress:
         # A step may take less time than drawing it.
         if self._snapshot is not None and (now - self._drawn >= REFRESH_SECONDS or self._snapshot.reason):
             self._drawn = now
-            done = 1.0 if self._snapshot.reason else self._snapshot.fraction
-            self._bars.update(self._task, completed=done, numbers=bar_numbers(self._snapshot))
+            self._bars.update(self._task, completed=self._snapshot.fraction, numbers=bar_numbers(self._snapshot))
 
 
 class PlainProgress:
@@ -181,9 +180,12 @@ def _mark(snapshot: Snapshot) -> int:
 
 
 def bar_numbers(snapshot: Snapshot) -> str:
-    """What stands beside the bar: at most 52 characters, so that there is a bar on 80 columns."""
-    left = format_duration(snapshot.elapsed) if snapshot.reason else f"left {format_duration(snapshot.seconds_left)}"
-    parts = [f"loss {format_plain(snapshot.loss)}", f"{snapshot.throughput:,.0f} samples/s", snapshot.evaluated, left]
+    """What stands beside a bar: first how it goes, in the end why and when it ended."""
+    parts = [f"loss {format_plain(snapshot.loss)}", f"{snapshot.throughput:,.0f} samples/s", snapshot.evaluated]
+    if snapshot.reason:
+        parts = [snapshot.evaluated, f"{snapshot.reason.partition(' (')[0]} after {format_duration(snapshot.elapsed)}"]
+    else:
+        parts.append(f"left {format_duration(snapshot.seconds_left)}")
     return "  ".join(part for part in parts if part)
 
 

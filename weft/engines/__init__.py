@@ -1,5 +1,5 @@
 """Where ranks run, and what works on this machine."""
 
-from weft.engines.environment import Check, check_environment
+from weft.engines.environment import Check, check_environment, check_extras, is_fit
 
-__all__ = ["Check", "check_environment"]
+__all__ = ["Check", "check_environment", "check_extras", "is_fit"]

@@ -59,13 +59,13 @@ class EnergyMeter:
 
 def start_energy_meter(root: Path = POWERCAP) -> tuple[EnergyMeter | None, str]:
     """A running meter over all packages, or None and the reason why energy cannot be read here."""
-    packages = _find_packages(root)
-    if not packages:
-        return None, f"no RAPL package found under {root}: a virtual machine, or a processor without it"
     try:
-        return EnergyMeter(tuple(map(_open_domain, packages))), ""
+        domains = tuple(map(_open_domain, _find_packages(root)))
+        if not domains:
+            return None, f"no RAPL package found under {root}: a virtual machine, or a processor without it"
+        return EnergyMeter(domains), ""
     except PermissionError as error:
-        return None, f"{error.filename} may be read by root only; chmod a+r it"
+        return None, f"only root may read {error.filename}; sudo chmod a+r {error.filename}"
     except (OSError, ValueError) as error:
         return None, f"RAPL counters could not be read: {error}"
 

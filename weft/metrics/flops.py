@@ -4,12 +4,12 @@ A multiplication and an addition count as two. As is the custom, only matrix pro
 counted: element-wise work is small beside them.
 """
 
+import math
 import re
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache
-from math import prod
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backwa
 
 __all__ = ["UncountedFlopsWarning", "count_flops", "measured_peak", "share_of_peak"]
 
+PEAK_SECONDS = 0.3
 Shape = torch.Size
 aten = torch.ops.aten
 
@@ -62,11 +63,15 @@ def share_of_peak(flop_rate: float, device: torch.device | str = "cpu") -> float
 
 @cache
 def _measure_peak(device: str, num_threads: int) -> float:
-    # The best of several: anything else that runs on the machine only ever makes a product slower.
-    size, num_runs = (1024, 8) if device == "cpu" else (8192, 8)
+    size = 1024 if device == "cpu" else 4096
     matrix = torch.ones(size, size, device=device)  # not random: the global generator stays as it is
-    torch.mm(matrix, matrix)
-    return 2 * size**3 / min(_seconds(matrix) for _ in range(num_runs))
+    _seconds(matrix)  # warm-up
+    # The best of several: whatever else runs on the machine only ever makes a product slower.
+    spent, best = 0.0, math.inf
+    while spent < PEAK_SECONDS:
+        seconds = _seconds(matrix)
+        spent, best = spent + seconds, min(best, seconds)
+    return 2 * size**3 / best
 
 
 def _seconds(matrix: torch.Tensor) -> float:
@@ -77,16 +82,16 @@ def _seconds(matrix: torch.Tensor) -> float:
 
 
 def _vector_flops(matrix_shape: Shape, *_: Any, **__: Any) -> int:
-    return 2 * prod(matrix_shape)
+    return 2 * math.prod(matrix_shape)
 
 
 def _addmv_flops(_added: Shape, matrix_shape: Shape, *_: Any, **__: Any) -> int:
-    return 2 * prod(matrix_shape)
+    return 2 * math.prod(matrix_shape)
 
 
 def _rnn_flops(input_shape: Shape, input_weight: Shape, hidden_weight: Shape, *_: Any, **__: Any) -> int:
     """One layer in one direction. The input is (time, batch, features); each step applies both weights once."""
-    return 2 * input_shape[0] * input_shape[1] * (prod(input_weight) + prod(hidden_weight))
+    return 2 * input_shape[0] * input_shape[1] * (math.prod(input_weight) + math.prod(hidden_weight))
 
 
 def _rnn_backward_flops(*shapes: Any, **__: Any) -> int:

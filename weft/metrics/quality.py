@@ -5,7 +5,7 @@ any other way to cut the data, changes nothing:
 
     tallies = {name: Tally() for name in names}
     for batch in batches:
-        tallies[name] = tallies[name] + QUALITY[name](predictions, batch.targets, loss, len(batch))
+        tallies[name] = tallies[name] + QUALITY[name](predictions, batch.targets, loss, batch.num_targets)
     values = {name: tally.value for name, tally in tallies.items()}
 """
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import UsageError
+from weft.specs import IGNORED
 
 __all__ = [
     "QUALITY",
@@ -76,7 +77,7 @@ def accuracy(predictions: Tensor, targets: Tensor, k: int = 1) -> Tally:
 
     Args:
         predictions: scores [..., classes].
-        targets: class indices [...], of any integer type.
+        targets: class indices [...], of any integer type; those that are IGNORED (padding) do not count.
 
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1])).value
     0.5
@@ -92,7 +93,7 @@ def accuracy(predictions: Tensor, targets: Tensor, k: int = 1) -> Tally:
     else:
         chosen = predictions.topk(min(k, predictions.shape[-1]), dim=-1).indices
     is_right = (chosen == targets.unsqueeze(-1)).any(-1) & ~predictions.isnan().any(-1)
-    return Tally("mean", float(is_right.sum()), targets.numel())
+    return Tally("mean", float(is_right.sum()), int((targets != IGNORED).sum()))
 
 
 def l1_error(predictions: Tensor, targets: Tensor) -> Tally:
@@ -113,9 +114,9 @@ def max_error(predictions: Tensor, targets: Tensor) -> Tally:
     return Tally("maximum", float(difference.abs().max()) if difference.numel() else 0.0, difference.numel())
 
 
-def mean_loss(loss: Tensor | float, num_samples: int) -> Tally:
-    """A loss that is the mean over the samples of a batch."""
-    return Tally("mean", float(loss) * num_samples, num_samples)
+def mean_loss(loss: Tensor | float, num_targets: int) -> Tally:
+    """A loss that is the mean over the targets of a batch."""
+    return Tally("mean", float(loss) * num_targets, num_targets)
 
 
 def difference_heatmap(a: Tensor, b: Tensor) -> Tensor:
@@ -152,17 +153,17 @@ class QualityMetric(Protocol):
     """How a metric is tallied for one batch, from what every executor gives."""
 
     def __call__(
-        self, predictions: Tensor, targets: Tensor | Sequence[Tensor], loss: Tensor | float, num_samples: int
+        self, predictions: Tensor, targets: Tensor | Sequence[Tensor], loss: Tensor | float, num_targets: int
     ) -> Tally: ...
 
 
 QUALITY: dict[str, QualityMetric] = {
-    "loss": lambda predictions, targets, loss, num_samples: mean_loss(loss, num_samples),
-    "accuracy": lambda predictions, targets, loss, num_samples: accuracy(predictions, _first(targets)),
-    "top5_accuracy": lambda predictions, targets, loss, num_samples: accuracy(predictions, _first(targets), k=5),
-    "l1_error": lambda predictions, targets, loss, num_samples: l1_error(predictions, _first(targets)),
-    "l2_error": lambda predictions, targets, loss, num_samples: l2_error(predictions, _first(targets)),
-    "max_error": lambda predictions, targets, loss, num_samples: max_error(predictions, _first(targets)),
+    "loss": lambda predictions, targets, loss, num_targets: mean_loss(loss, num_targets),
+    "accuracy": lambda predictions, targets, loss, num_targets: accuracy(predictions, _first(targets)),
+    "top5_accuracy": lambda predictions, targets, loss, num_targets: accuracy(predictions, _first(targets), k=5),
+    "l1_error": lambda predictions, targets, loss, num_targets: l1_error(predictions, _first(targets)),
+    "l2_error": lambda predictions, targets, loss, num_targets: l2_error(predictions, _first(targets)),
+    "max_error": lambda predictions, targets, loss, num_targets: max_error(predictions, _first(targets)),
 }
 """By the name of the metric. Of several targets the first is the one that predictions are held against."""
 

@@ -64,19 +64,14 @@ def read_record(folder_or_file: Path) -> RunRecord:
     file = folder_or_file / RECORD_NAME if folder_or_file.is_dir() else folder_or_file
     content = _parse(file)
     if not isinstance(content, dict) or type(content.get("schema")) is not int:
-        raise _corrupt(file, "is not one")
+        raise _corrupt(file, "file is not a run record")
     if content["schema"] > SCHEMA:
         versions = f"schema: {content['schema']}, known: {SCHEMA}"
         raise UsageError(f"run record was written by a newer Weft ({file}, {versions}); update Weft")
-    sealed = {key: value for key, value in content.items() if key != "sha256"}
-    if content.get("sha256") != _seal(sealed):
-        raise _corrupt(file, "was changed after it was written (its sha256 does not fit its content)")
     try:
-        record = _read_as(RunRecord, migrate(decode_json(sealed), MIGRATIONS, SCHEMA), "record")
-    except ValueError as error:
-        raise _corrupt(file, str(error)) from None
-    assert isinstance(record, RunRecord)
-    return record
+        return _unseal(content)
+    except (ValueError, RecursionError) as error:
+        raise _corrupt(file, f"run record {error}") from None
 
 
 def migrate(content: Content, migrations: Mapping[int, Callable[[Content], Content]], schema: int) -> Content:
@@ -93,8 +88,20 @@ def _parse(file: Path) -> Any:
         return parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunFolderError(f"no run record here ({file}); give a folder that `weft run` made") from None
+    except OSError as error:
+        raise RunFolderError(f"run record cannot be read ({file}: {error.strerror}); give one that can") from None
     except ValueError as error:
-        raise _corrupt(file, f"is cut off or not JSON ({error})") from None
+        raise _corrupt(file, f"run record is cut off or not JSON ({error})") from None
+
+
+def _unseal(content: Content) -> RunRecord:
+    """The record in the content of a file. A fault is a ValueError that goes on from the words "run record"."""
+    content = dict(content)
+    if content.pop("sha256", None) != _seal(content):
+        raise ValueError("was changed after it was written (its sha256 does not fit its content)")
+    record = _read_as(RunRecord, migrate(decode_json(content), MIGRATIONS, SCHEMA), "record")
+    assert isinstance(record, RunRecord)
+    return record
 
 
 def _seal(content: Content) -> str:
@@ -134,4 +141,4 @@ def _read_dataclass(kind: Any, value: Content, where: str) -> Any:
 
 
 def _corrupt(file: Path, fact: str) -> CorruptFileError:
-    return CorruptFileError(f"run record {fact}; restore {file} from a copy, or run again")
+    return CorruptFileError(f"{fact}; restore {file} from a copy, or run again")

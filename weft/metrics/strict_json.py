@@ -62,7 +62,7 @@ def decode_json(value: Any) -> Any:
 def parse_json(text: str) -> Any:
     """The value of a text that must be strict JSON; any fault is a ValueError."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
         raise ValueError("nested too deep") from None
 
@@ -71,6 +71,13 @@ def _key(key: Any) -> str:
     if not isinstance(key, str):
         raise TypeError(f"key is not a text ({key!r}: {type(key).__name__})")
     return key
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"{text} is too large a number")
+    return number
 
 
 def _refuse(constant: str) -> NoReturn:

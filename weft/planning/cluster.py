@@ -25,7 +25,9 @@ class Link:
 
     def __post_init__(self) -> None:
         if not (self.alpha >= 0 and self.beta >= 0):
-            raise UsageError(f"link costs are negative (alpha: {self.alpha}, beta: {self.beta}); probe the cluster again")
+            raise UsageError(
+                f"link costs are negative (alpha: {self.alpha}, beta: {self.beta}); probe the cluster again"
+            )
 
     def seconds(self, num_bytes: float) -> float:
         return self.alpha + num_bytes * self.beta

@@ -22,7 +22,9 @@ __all__ = [
 AllReduceAlgorithm = Literal["direct", "halving_doubling", "hierarchical", "ring", "tree"]
 ALL_REDUCE_ALGORITHMS: tuple[AllReduceAlgorithm, ...] = get_args(AllReduceAlgorithm)
 
-CollectiveName = Literal["all_gather", "all_to_all", "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"]
+CollectiveName = Literal[
+    "all_gather", "all_to_all", "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"
+]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ __all__ = ["pydoc_gpt", "pydoc_lstm"]
 
 
 def pydoc_lstm() -> Recipe:
+    """Seen: 1.67 on the test split."""
     return Recipe(
         name="pydoc_lstm",
         description="LSTM that predicts the next character of Python's documentation",
@@ -18,11 +19,12 @@ def pydoc_lstm() -> Recipe:
             schedule=Component("cosine", warmup_epochs=0.1),
             clip_norm=1.0,
         ),
-        rules=(Rule("test/loss", 2.0),),
+        rules=(Rule("test/loss", 1.75),),
     )
 
 
 def pydoc_gpt() -> Recipe:
+    """Seen: 1.76 on the test split."""
     return Recipe(
         name="pydoc_gpt",
         description="small GPT that predicts the next character of Python's documentation",
@@ -33,7 +35,7 @@ def pydoc_gpt() -> Recipe:
             schedule=Component("cosine", warmup_epochs=0.2),
             clip_norm=1.0,
         ),
-        rules=(Rule("test/loss", 2.0),),
+        rules=(Rule("test/loss", 1.85),),
     )
 
 

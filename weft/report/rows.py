@@ -93,8 +93,8 @@ def format_value(value: float, metric: Metric, scale: Scale) -> str:
 
 
 def format_spread(spread: Spread, metric: Metric, scale: Scale) -> str:
-    """`low .. high`, in brackets where it is a range and no interval; nothing for a single value."""
-    if spread.count == 1:
+    """`low .. high`, in brackets where it is a range and no interval; empty for one value, or where all failed."""
+    if spread.count == 1 or (math.isinf(spread.low) and spread.low == spread.high):
         return ""
     text = f"{format_value(spread.low, metric, scale)} .. {format_value(spread.high, metric, scale)}"
     return text if spread.is_interval else f"({text})"

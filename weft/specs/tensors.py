@@ -5,7 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "TaskSpec", "TensorSpec"]
+__all__ = ["IGNORED", "Batch", "TaskSpec", "TensorSpec"]
+
+IGNORED = -100
+"""A class index that is no target: padding. Losses and metrics leave it out, as PyTorch's do."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,12 @@ class Batch:
 
     def __len__(self) -> int:
         return self.inputs[0].shape[0]
+
+    @property
+    def num_targets(self) -> int:
+        """What the batch weighs in a mean: its class indices without padding, or else its samples."""
+        first = self.targets[0]
+        return len(self) if first.is_floating_point() else int((first != IGNORED).sum())
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> "Batch":
         """A copy on another device, or with its floating-point tensors (and only those) in another type."""

@@ -55,7 +55,10 @@ class Snapshot:
 
 
 def write_checkpoint(folder: Path, snapshot: Snapshot, *, keep: int = 2) -> Path:
-    """Write `folder/step-N` as a whole or not at all, then remove all but the newest `keep`."""
+    """Write `folder/step-N` as a whole or not at all, then remove all but it and the `keep - 1` before it.
+
+    Later ones go as well: a run that writes step N again has gone back behind them, because they are damaged.
+    """
     path = folder / f"step-{snapshot.step:010d}"
     num_ranks = max((len(e.parts) for e in snapshot.entries.values()), default=1)
     with use_new_folder(path) as scratch:
@@ -64,8 +67,10 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, *, keep: int = 2) -> Path
         write_json(scratch / "index.json", _index(snapshot, [scratch / _file_of(r) for r in range(num_ranks)]))
         if path.exists():  # the same step again, by a run that was resumed: gone only now that its heir is written
             shutil.rmtree(path)
-    for old in _checkpoints(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    kept = [found for found in _checkpoints(folder) if found <= path][-keep:]
+    for found in _checkpoints(folder):
+        if found not in kept:
+            shutil.rmtree(found, ignore_errors=True)
     return path
 
 

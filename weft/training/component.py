@@ -8,6 +8,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 import types
 import typing
@@ -31,7 +32,7 @@ class Component:
     name: str
     options: tuple[tuple[str, Option], ...]
 
-    def __init__(self, name: str, **options: Option) -> None:
+    def __init__(self, name: str, /, **options: Option) -> None:
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "options", tuple(sorted((k, _freeze(v)) for k, v in options.items())))
 
@@ -107,7 +108,7 @@ def parse_option(text: str) -> Option:
         return named[text.lower()]
     try:
         value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):
         return text
     return _freeze(value)
 
@@ -134,7 +135,9 @@ def coerce(value: Any, annotation: Any, key: str) -> Any:
     elif origin is tuple:
         words = value.split(",") if isinstance(value, str) else value
         items = [word for word in words if word != ""] if isinstance(words, (tuple, list)) else (words,)
-        return tuple(coerce(item, arguments[0], key) for item in items)
+        kinds = (arguments[0],) * len(items) if arguments[-1] is Ellipsis else arguments
+        if len(items) == len(kinds):
+            return tuple(coerce(item, kind, key) for item, kind in zip(items, kinds, strict=True))
     elif annotation is type(None):
         if value is None:
             return None
@@ -150,7 +153,7 @@ def coerce(value: Any, annotation: Any, key: str) -> Any:
 def _freeze(value: Any) -> Option:
     if isinstance(value, (list, tuple)):
         return tuple(_freeze(item) for item in value)
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise RecipeError(f"option of a type that cannot be written as JSON ({value!r}: {type(value).__name__})")
 
@@ -174,7 +177,10 @@ def _load_file(path: Path) -> types.ModuleType:
 
 
 def _load_module(name: str) -> types.ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise RecipeError(f"not the name of a module ({name!r}); give module:name or path/to/file.py:name")
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise RecipeError(f"no such module ({name}); install it or give a file: path/to/file.py:name") from error
+    except ModuleNotFoundError as error:  # it, or one that it imports
+        missing = error.name or name
+        raise RecipeError(f"no such module ({missing}); install it or give a file: path/to/file.py:name") from error

@@ -1,6 +1,6 @@
 """From a batch to the gradients of an update: micro-batches, the point they are taken at, clipping."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from weft.graph import AbstractExecutor, State
 from weft.specs import Batch
 
-__all__ = ["Gradients", "clip_by_norm", "gradients_of", "use_point"]
+__all__ = ["Gradients", "clip_by_norm", "clip_factor", "gradients_of", "use_point"]
 
 Gradients = Mapping[str, Tensor | None]
 
@@ -17,12 +17,12 @@ Gradients = Mapping[str, Tensor | None]
 def gradients_of(
     executor: AbstractExecutor, state: State, batch: Batch, num_pieces: int = 1
 ) -> tuple[float, Gradients, State]:
-    """Mean loss and gradients of a batch, computed in `num_pieces` micro-batches that weigh by their samples."""
+    """Mean loss and gradients of a batch, computed in `num_pieces` micro-batches that weigh by their targets."""
     loss, total = 0.0, dict[str, Tensor | None]()
     for piece in batch.split(num_pieces) if num_pieces > 1 else [batch]:
         found = dict[str, Tensor | None]()
         outputs, state = executor(state, piece, found.__setitem__)
-        weight = len(piece) / len(batch)
+        weight = piece.num_targets / batch.num_targets
         loss += weight * outputs.loss.item()
         total = _add(total, found, weight)
     return loss, total, state
@@ -45,9 +45,16 @@ def clip_by_norm(gradients: Gradients, limit: float) -> Gradients:
     """Scale all gradients by one factor so that their joint L2 norm is at most `limit`; the bits of
     `torch.nn.utils.clip_grad_norm_`."""
     present = [gradient for gradient in gradients.values() if gradient is not None]
-    norm = torch.nn.utils.get_total_norm(present)
-    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    if not present:
+        return gradients
+    factor = clip_factor([torch.linalg.vector_norm(gradient) for gradient in present], limit)
     return {name: None if gradient is None else gradient * factor for name, gradient in gradients.items()}
+
+
+def clip_factor(norms: Sequence[Tensor], limit: float) -> Tensor:
+    """What gradients with these L2 norms are multiplied by, so that their joint norm is at most `limit`."""
+    factor: Tensor = limit / (torch.linalg.vector_norm(torch.stack(list(norms))) + 1e-6)
+    return factor.clamp(max=1.0)
 
 
 @contextmanager

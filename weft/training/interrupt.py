@@ -14,7 +14,7 @@ __all__ = ["Interrupt", "use_interrupt"]
 class Interrupt:
     """A listener that ends training before or after the next step once `requested` is set.
 
-    Not at an evaluation: its values would be kept, and a resumed run would make it again.
+    An evaluation that is under way is finished first, and kept.
     """
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.errors import UsageError
 from weft.graph import Loss
-from weft.training.datasets import IGNORED
+from weft.specs import IGNORED
 
 __all__ = ["LOSSES"]
 

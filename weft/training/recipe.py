@@ -28,6 +28,9 @@ class Fixed:
     target: Rule | None = None  # on the validation split; training stops when it is met
     evaluate_every: float = 1.0  # in epochs
 
+    def __post_init__(self) -> None:
+        _coerce_fields(self)
+
 
 @dataclass(frozen=True)
 class Mutable:
@@ -44,6 +47,9 @@ class Mutable:
     checkpoint_steps: int | None = None
     checkpoint_seconds: float | None = 60.0
 
+    def __post_init__(self) -> None:
+        _coerce_fields(self)
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -57,7 +63,8 @@ class Recipe:
 
     @property
     def fixed_hash(self) -> str:
-        text = json.dumps(_to_json(self.fixed), sort_keys=True)
+        """SHA-256 of the fixed part; parts that are equal have one hash, as 1 and 1.0 are."""
+        text = json.dumps(_canonical(_to_json(self.fixed)), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,13 +72,16 @@ class Recipe:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "Recipe":
-        return Recipe(
-            name=data["name"],
-            description=data["description"],
-            fixed=_part_from_json(Fixed, data["fixed"]),
-            mutable=_part_from_json(Mutable, data["mutable"]),
-            rules=tuple(Rule(**rule) for rule in data["rules"]),
-        )
+        try:
+            return Recipe(
+                name=data["name"],
+                description=data["description"],
+                fixed=_part_from_json(Fixed, data["fixed"]),
+                mutable=_part_from_json(Mutable, data["mutable"]),
+                rules=tuple(Rule(**rule) for rule in data["rules"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RecipeError(f"recipe is not whole ({error}); write it with Recipe.to_dict()") from error
 
     def with_setting(self, key: str, text: str) -> "Recipe":
         """The recipe with one value changed: `batch_size`, `optimizer` (a name) or `optimizer.lr` (an option)."""
@@ -108,6 +118,21 @@ def _target(current: Rule | None, text: str) -> Rule | None:
     if not metric:
         raise RecipeError(f"recipe has no target whose bound could change (target: {text}); --set target=METRIC:BOUND")
     return Rule(metric, coerce(parse_option(bound), float, "target"))
+
+
+def _coerce_fields(part: Fixed | Mutable) -> None:
+    hints = get_type_hints(type(part))
+    for name, value in vars(part).items():
+        object.__setattr__(part, name, coerce(value, hints[name], name))
+
+
+def _canonical(value: Any) -> Any:
+    """JSON in which equal numbers are written alike."""
+    if isinstance(value, dict):
+        return {key: _canonical(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _to_json(value: Any) -> Any:

@@ -42,11 +42,16 @@ def _to_target(seconds: float, epochs: float, samples: float) -> dict[str, float
 
 
 def judge(rules: Sequence[Rule], record: RunRecord) -> tuple[Verdict, ...]:
-    """Each acceptance rule against the median over repetitions; a repetition without the value counts as a miss."""
+    """Each acceptance rule against the median over repetitions.
+
+    A repetition without the value, or whose value is not a number, counts as the worst there is: among numbers that
+    cannot be ordered a median would be arbitrary.
+    """
     verdicts = []
     for rule in rules:
         worst = -math.inf if rule.accepts(math.inf) else math.inf
-        value = median(repetition.values.get(rule.metric, worst) for repetition in record.repetitions)
+        found = [repetition.values.get(rule.metric, worst) for repetition in record.repetitions]
+        value = median(worst if math.isnan(value) else value for value in found)
         verdicts.append(Verdict(str(rule), value, rule.accepts(value)))
     return tuple(verdicts)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import CorruptFileError
+from weft.graph import State
 from weft.training.checkpoint import Entry, Snapshot
 from weft.training.layout import PER_RANK, REPLICATED
 from weft.training.loop import TrainingState
@@ -23,8 +24,7 @@ __all__ = ["restore", "take_snapshot"]
 def take_snapshot(state: TrainingState, extra: Mapping[str, Any]) -> Snapshot:
     """The state as a checkpoint holds it; `extra` is progress that the caller wants back."""
     tensors = {
-        **{f"parameter/{name}": tensor for name, tensor in state.model.parameters.items()},
-        **{f"buffer/{name}": tensor for name, tensor in state.model.buffers.items()},
+        **{f"{kind}/{name}": tensor for kind, own in _tensors_of(state.model) for name, tensor in own.items()},
         "optimizer/lr": state.optimizer.shared.lr,
         "optimizer/step": state.optimizer.shared.step,
         **{
@@ -48,8 +48,9 @@ def take_snapshot(state: TrainingState, extra: Mapping[str, Any]) -> Snapshot:
 def restore(state: TrainingState, snapshot: Snapshot) -> TrainingState:
     """Write a checkpoint into a freshly built state, whose tensors the executor and the optimizer already know."""
     tensors = {name: entry.of_rank(0, 1) for name, entry in snapshot.entries.items()}
+    _check_no_stranger(snapshot, state)
     with torch.no_grad():
-        for kind, own in (("parameter", state.model.parameters), ("buffer", state.model.buffers)):
+        for kind, own in _tensors_of(state.model):
             for name, tensor in own.items():
                 tensor.copy_(_find(tensors, f"{kind}/{name}", tensor.shape))
     slots: dict[str, dict[str, Tensor]] = {name: {} for name in state.optimizer.slots}
@@ -68,6 +69,18 @@ def restore(state: TrainingState, snapshot: Snapshot) -> TrainingState:
         evaluated=progress["evaluated"],
         target_met=progress["target_met"],
     )
+
+
+def _tensors_of(model: State) -> tuple[tuple[str, Mapping[str, Tensor]], ...]:
+    return ("parameter", model.parameters), ("buffer", model.buffers)
+
+
+def _check_no_stranger(snapshot: Snapshot, state: TrainingState) -> None:
+    """A tensor that the model has no place for was not meant for this model, whatever else fits."""
+    known = {f"{kind}/{name}" for kind, own in _tensors_of(state.model) for name in own}
+    strangers = sorted(n for n in snapshot.entries if n.startswith(("parameter/", "buffer/")) and n not in known)
+    if strangers:
+        raise CorruptFileError(f"checkpoint has an entry that the model lacks ({strangers[0]}); it is of another model")
 
 
 def _find(tensors: Mapping[str, Tensor | None], key: str, shape: torch.Size | None = None) -> Tensor:

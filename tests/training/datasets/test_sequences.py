@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from weft.errors import UsageError
-from weft.training.datasets import IGNORED, SequenceDataset
+from weft.specs import IGNORED
+from weft.training.datasets import SequenceDataset
 from weft.training.datasets.sequences import pydoc_topics
 
 

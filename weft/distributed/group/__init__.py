@@ -1,1 +1,75 @@
-"""Ranks that exchange tensors: one interface, many transports."""
+"""Ranks that exchange tensors: one interface, many transports.
+
+The kinds with a transport are packages of their own beside this one, imported where they are used.
+"""
+
+from weft.distributed.group.calls import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Call,
+    Gather,
+    Graph,
+    NeighbourAllGather,
+    NeighbourAllReduce,
+    Recv,
+    Reduce,
+    ReduceOp,
+    ReduceScatter,
+    Scatter,
+    Send,
+)
+from weft.distributed.group.checks import check_call
+from weft.distributed.group.clock import AbstractClock, RealClock
+from weft.distributed.group.faulty import (
+    Delay,
+    Drop,
+    Fault,
+    FaultyGroup,
+    Kill,
+    SlowLink,
+    SlowRank,
+    kill_this_process,
+)
+from weft.distributed.group.group import AbstractGroup, AbstractWork, DoneWork
+from weft.distributed.group.recording import RecordingGroup, Traffic, message_bytes
+from weft.distributed.group.solo import SoloGroup
+
+__all__ = [
+    "AbstractClock",
+    "AbstractGroup",
+    "AbstractWork",
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "Barrier",
+    "Broadcast",
+    "Call",
+    "Delay",
+    "DoneWork",
+    "Drop",
+    "Fault",
+    "FaultyGroup",
+    "Gather",
+    "Graph",
+    "Kill",
+    "NeighbourAllGather",
+    "NeighbourAllReduce",
+    "RealClock",
+    "RecordingGroup",
+    "Recv",
+    "Reduce",
+    "ReduceOp",
+    "ReduceScatter",
+    "Scatter",
+    "Send",
+    "SlowLink",
+    "SlowRank",
+    "SoloGroup",
+    "Traffic",
+    "check_call",
+    "kill_this_process",
+    "message_bytes",
+]

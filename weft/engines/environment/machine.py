@@ -1,4 +1,8 @@
-"""The machine: Python, processor, memory, and a C++ compiler that compiles."""
+"""The machine: Python, processor, memory, and a C++ compiler that compiles.
+
+Modules that need torch are imported inside the probes: a torch that cannot be imported is a finding, not the end of the
+examination.
+"""
 
 import ctypes
 import os
@@ -7,10 +11,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from weft.engines.environment.probe import Probe
+from weft.errors import CompilerError
 
 __all__ = ["NEEDS_GPU", "PROBES", "look_at_cuda"]
 
@@ -19,7 +25,6 @@ NEEDS_GPU = "needs an NVIDIA GPU with its driver, and a CUDA build of torch"
 OLDEST_PYTHON = (3, 11)
 # Docker gives /dev/shm 64 MB unless told otherwise, and a write beyond it kills the process with a bus error.
 SMALLEST_SHARED_MEMORY = 128 * 2**20
-COMPILERS = ("c++", "g++", "clang++")
 SOURCE = """
 template <typename T> T add(T a, T b) { return a + b; }
 extern "C" int answer() { return add(40, 2); }
@@ -62,27 +67,41 @@ def look_at_shared_memory(folder: Path = Path("/dev/shm")) -> str:
 
 
 def look_at_compiler() -> str:
-    """Compile, load and call a function: a compiler without its headers or linker is no compiler."""
+    """Compile with the flags that Weft uses, load and call a function: a compiler without its linker is no compiler."""
+    from weft.operators.compile import FLAGS
+
     compiler = _find_compiler()
     with tempfile.TemporaryDirectory(prefix="weft-doctor-") as folder:
         source, library = Path(folder, "answer.cpp"), Path(folder, "answer.so")
         source.write_text(SOURCE)
-        command = [compiler, "-shared", "-fPIC", "-std=c++17", "-o", str(library), str(source)]
-        built = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        built = _run([compiler, *FLAGS, "-o", str(library), str(source)])
         if built.returncode != 0:
             raise RuntimeError(f"{compiler} failed: {built.stderr.strip() or built.returncode}")
         if ctypes.CDLL(str(library)).answer() != 42:
             raise RuntimeError(f"{compiler} made a library that gives wrong results")
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20).stdout
-    return version.splitlines()[0] if version else compiler
+    return _run([compiler, "--version"]).stdout.partition("\n")[0] or compiler
+
+
+def look_at_energy() -> str:
+    from weft.metrics.energy import start_energy_meter
+
+    meter, reason = start_energy_meter()
+    if meter is None:
+        raise FileNotFoundError(reason)
+    return "RAPL counters can be read"
 
 
 def _find_compiler() -> str:
-    wanted = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
-    found = [path for path in map(shutil.which, wanted) if path]
-    if not found:
-        raise FileNotFoundError(f"none on the path ({', '.join(wanted)})")
-    return found[0]
+    from weft.operators.compile import find_compiler
+
+    try:
+        return find_compiler()
+    except CompilerError as error:
+        raise FileNotFoundError(str(error).partition(";")[0]) from None
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
 
 
 def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
@@ -94,7 +113,6 @@ def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
 
 
 def _describe() -> dict[str, Any]:
-    # Imported here because it needs torch: one that cannot be imported is a finding, not the end of the examination.
     from weft.metrics.machine import describe_machine
 
     return describe_machine()
@@ -111,5 +129,6 @@ PROBES = (
     Probe("machine", "memory", look_at_memory),
     Probe("machine", "/dev/shm", look_at_shared_memory, "start the container with --shm-size=1g"),
     Probe("machine", "C++ compiler", look_at_compiler, "sudo apt-get install g++, or set CXX"),
+    Probe("machine", "energy counter", look_at_energy),
     Probe("machine", "cuda", look_at_cuda, NEEDS_GPU),
 )

@@ -3,14 +3,13 @@
 from weft.training.datasets.arrays import ArrayDataset, splits_from_arrays
 from weft.training.datasets.augmentation import Augmented
 from weft.training.datasets.catalogue import DATASETS, locate
-from weft.training.datasets.dataset import IGNORED, AbstractDataset, Splits
+from weft.training.datasets.dataset import AbstractDataset, Splits
 from weft.training.datasets.places import Availability
 from weft.training.datasets.sequences import SequenceDataset
 from weft.training.datasets.text import WindowDataset
 
 __all__ = [
     "DATASETS",
-    "IGNORED",
     "AbstractDataset",
     "ArrayDataset",
     "Augmented",

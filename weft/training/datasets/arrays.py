@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.errors import CorruptFileError, UsageError
-from weft.specs import Batch, TaskSpec, TensorSpec
+from weft.specs import IGNORED, Batch, TaskSpec, TensorSpec
 from weft.training.datasets.checksum import checksum_of
-from weft.training.datasets.dataset import IGNORED, AbstractDataset, Splits
+from weft.training.datasets.dataset import AbstractDataset, Splits
 from weft.training.datasets.places import find_user_file
 from weft.training.datasets.splitting import cut, fixed_order
 

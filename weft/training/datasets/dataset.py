@@ -8,10 +8,7 @@ from torch import Tensor
 
 from weft.specs import Batch, TaskSpec
 
-__all__ = ["IGNORED", "AbstractDataset", "Splits"]
-
-IGNORED = -100
-"""The target of a place that does not count, such as padding: torch's cross-entropy leaves it out."""
+__all__ = ["AbstractDataset", "Splits"]
 
 
 class AbstractDataset(ABC):

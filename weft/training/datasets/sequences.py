@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from weft.errors import UsageError
-from weft.specs import Batch, TaskSpec, TensorSpec
+from weft.specs import IGNORED, Batch, TaskSpec, TensorSpec
 from weft.training.datasets.checksum import checksum_of
-from weft.training.datasets.dataset import IGNORED, AbstractDataset, Splits
+from weft.training.datasets.dataset import AbstractDataset, Splits
 from weft.training.datasets.splitting import cut
 from weft.training.datasets.text import encode, pydoc_text
 

@@ -70,7 +70,7 @@ def _descend(
 ) -> tuple[Tensor, Slots]:
     first = slots["first_moment"].lerp(gradient, 1 - rule.beta1)
     second = (slots["second_moment"] * rule.beta2).addcmul(gradient, gradient, value=1 - rule.beta2)
-    # Bias corrections in float64: in float32, 1 - 0.999**step loses four digits in the first steps.
+    # In float64: in float32, 1 - 0.999**step has lost three of its seven digits at step 1.
     correction1 = 1 - rule.beta1**shared.step
     correction2 = 1 - rule.beta2**shared.step
     denominator = second.sqrt() / correction2.sqrt().to(second) + rule.eps

@@ -86,11 +86,11 @@ def _torch(*, name: str, lr: float | None = None, options: str = "") -> Abstract
 def _parse_call(text: str) -> dict[str, Any]:
     """The arguments of a call: `rho=0.9, betas=(0.9, 0.99)`."""
     try:
-        call = ast.parse(f"f({text})", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
+        call = ast.parse(f"dict({text})", mode="eval").body
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)) or call.args:
             raise ValueError("only name=value is understood")
-        return {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-    except (SyntaxError, ValueError) as error:
+        return {keyword.arg or "**": ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, TypeError, ValueError) as error:
         cure = "write them as in a call: --set 'optimizer.options=rho=0.9, eps=1e-6'"
         raise RecipeError(f"options cannot be read ({text!r}); {cure}") from error
 

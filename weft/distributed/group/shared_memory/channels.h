@@ -24,6 +24,11 @@ class Channels {
 
     bool idle() const { return open_ == 0; }
 
+    bool waits_for(int peer) const {
+        const bool is_full = count_packets(rank_, peer) >= kPackets, is_empty = count_packets(peer, rank_) == 0;
+        return (!peers_[size_t(peer)].sends.empty() && is_full) || (!peers_[size_t(peer)].recvs.empty() && is_empty);
+    }
+
     // Advances all messages; gives what is done to `finish`. Returns whom they wait for.
     template <class Finish> int advance(bool& moved, Finish finish) {
         int waits_for = kAwake;
@@ -46,6 +51,12 @@ class Channels {
 
   private:
     using Calls = std::deque<Call*>;
+
+    int64_t count_packets(int from, int to) const {
+        const ChannelState& channel = segment_.channel(from, to);
+        const uint64_t received = channel.received.value.load(std::memory_order_acquire);
+        return int64_t(channel.sent.value.load(std::memory_order_acquire) - received);
+    }
 
     struct Aside {
         int64_t tag;

@@ -45,11 +45,10 @@ struct Call {
     int64_t moved = 0;  // bytes of a send or recv
 
     std::atomic<uint32_t> done{0};
-    std::atomic<uint32_t> waiters{0};
-    std::atomic<bool> orphan{false};
     Reason reason = Reason::none;
     int32_t culprit = -1;
     int64_t queued = 0, begun = 0, ended = 0;  // ns
+    std::atomic<int64_t> waited{0};            // ns that callers were held up
 };
 
 constexpr int64_t kSmallBytes = 16 << 10;  // up to here one round in which everybody reduces everything is fastest
@@ -87,6 +86,13 @@ class Collectives {
             }
             return kAwake;
         }
+    }
+
+    // Whether the step that this call needs next is one of this peer.
+    bool waits_for(const Call& call, int peer) const {
+        if (call.taken == call.rounds) return segment_.header().finished.value.load() < call.pieces_end;
+        const bool to_post = call.posted < call.rounds && call.posted <= call.taken + 1 && first_not_taken(call) == peer;
+        return to_post || (call.taken < call.posted && first_not_posted(call) == peer);
     }
 
   private:

@@ -1,0 +1,148 @@
+"""What a package exposes, and how its modules begin. Each rule is shown to work on a tree with a fault planted."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "weft"
+EMPTY_NAMES = {"common", "helper", "helpers", "misc", "util", "utils"}
+
+
+def sort_key(name: str) -> tuple[int, list[str | int]]:
+    """The order ruff keeps: constants, classes, the rest (one capital letter is a class); numbers by their size."""
+    kind = 0 if name.isupper() and len(name) > 1 else 1 if name[0].isupper() else 2
+    return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def declared_names(tree: ast.Module) -> list[str] | None:
+    """The literal list in `__all__`, or None where there is none."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            return list(ast.literal_eval(node.value))
+    return None
+
+
+def bound_names(tree: ast.Module) -> set[str]:
+    """Names that the top level of a module imports, defines or assigns."""
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {leaf.id for target in targets for leaf in ast.walk(target) if isinstance(leaf, ast.Name)}
+    return names
+
+
+def find_wrong_exports(source: Path) -> list[str]:
+    """Packages whose `__all__` is not exactly what they expose, and modules that declare a name they lack."""
+    offenders = []
+    for file in sorted(source.rglob("*.py")):
+        tree, where = ast.parse(file.read_text(encoding="utf-8")), str(file.relative_to(source.parent))
+        declared = declared_names(tree)
+        public = {name for name in bound_names(tree) if not name.startswith("_")}
+        if declared is None:
+            if file.name == "__init__.py" and public:
+                offenders.append(f"{where} has no __all__")
+            continue
+        if declared != sorted(declared, key=sort_key):
+            offenders.append(f"{where} has an __all__ that is not sorted")
+        if len(declared) != len(set(declared)):
+            offenders.append(f"{where} has a name twice in __all__")
+        offenders += [
+            f"{where} lacks {name}, which is in __all__" for name in sorted(set(declared) - bound_names(tree))
+        ]
+        if file.name == "__init__.py":
+            offenders += [f"{where} exposes {name}, which is not in __all__" for name in sorted(public - set(declared))]
+    return offenders
+
+
+def find_missing_docstrings(source: Path) -> list[str]:
+    """Modules that do not open with a line that names the thing."""
+    files = sorted(source.rglob("*.py"))
+    return [
+        f"{file.relative_to(source.parent)} does not open with a docstring"
+        for file in files
+        if not (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "")
+        .split("\n")[0]
+        .endswith((".", ":"))
+    ]
+
+
+def find_empty_names(source: Path) -> list[str]:
+    """Files and folders whose name says nothing of what they hold."""
+    paths = sorted(path for path in source.rglob("*") if path.suffix in ("", ".py") and path.name != "__pycache__")
+    return [f"{path.relative_to(source.parent)} says nothing" for path in paths if path.stem.strip("_") in EMPTY_NAMES]
+
+
+def plant(root: Path, path: str, text: str) -> Path:
+    file = root / "pkg" / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return root / "pkg"
+
+
+def test_packages_expose_exactly_what_they_declare() -> None:
+    assert find_wrong_exports(SOURCE) == []
+
+
+def test_modules_open_with_a_docstring() -> None:
+    assert find_missing_docstrings(SOURCE) == []
+
+
+def test_names_say_what_a_file_holds() -> None:
+    assert find_empty_names(SOURCE) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("from pkg.a import b", "has no __all__"),
+        ("from pkg.a import b, c\n__all__ = ['b']", "exposes c"),
+        ("from pkg.a import b\n__all__ = ['b', 'c']", "lacks c"),
+        ("from pkg.a import b, c\n__all__ = ['c', 'b']", "not sorted"),
+        ("from pkg.a import b\n__all__ = ['b', 'b']", "twice"),
+        ("import os\nfrom pkg.a import b\n__all__ = ['b']", "exposes os"),
+        ("from pkg.a import b\nlimit: int = 3\n__all__ = ['b']", "exposes limit"),
+        ("def b(): ...\nclass C: ...\n__all__ = ['b']", "exposes C"),
+    ],
+)
+def test_a_package_that_exposes_something_else_is_found(tmp_path: Path, text: str, fault: str) -> None:
+    (offender,) = find_wrong_exports(plant(tmp_path, "__init__.py", text))
+    assert fault in offender and "pkg/__init__.py" in offender
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "from pkg.a import b as c\n__all__ = ['c']",
+        "from pkg.a import b10, b9\n__all__ = ['b9', 'b10']",
+        "import os as _os\nfrom pkg.a import B, LIMIT, f\n__all__ = ['LIMIT', 'B', 'f']",
+    ],
+)
+def test_a_package_that_exposes_what_it_declares_is_right(tmp_path: Path, text: str) -> None:
+    assert find_wrong_exports(plant(tmp_path, "__init__.py", text)) == []
+
+
+def test_a_module_may_keep_names_to_itself_but_not_promise_what_it_lacks(tmp_path: Path) -> None:
+    assert find_wrong_exports(plant(tmp_path, "a.py", "import os\nf = g = 1\n__all__ = ['f']")) == []
+    assert find_wrong_exports(plant(tmp_path, "a.py", "__all__ = ['f']")) == ["pkg/a.py lacks f, which is in __all__"]
+
+
+@pytest.mark.parametrize("text", ["", "x = 1", "# a comment", "x = 1\n'''Too late.'''", "'''no end'''"])
+def test_a_module_without_an_opening_line_is_found(tmp_path: Path, text: str) -> None:
+    assert find_missing_docstrings(plant(tmp_path, "a.py", text)) == ["pkg/a.py does not open with a docstring"]
+
+
+@pytest.mark.parametrize("path", ["utils.py", "a/utils.py", "utils/a.py", "_util.py", "deep/helpers.py", "common/x.py"])
+def test_a_name_that_says_nothing_is_found(tmp_path: Path, path: str) -> None:
+    assert len(find_empty_names(plant(tmp_path, path, ""))) == 1
+
+
+def test_a_name_that_says_something_is_right(tmp_path: Path) -> None:
+    assert find_empty_names(plant(tmp_path, "utilisation.py", "")) == []

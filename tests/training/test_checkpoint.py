@@ -1,0 +1,258 @@
+"""Checkpoints on disk: whole, or known not to be."""
+
+import json
+import math
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from weft.errors import CorruptFileError, StorageError
+from weft.training import checkpoint
+from weft.training.checkpoint import Entry, Snapshot, latest_checkpoint, read_checkpoint, write_checkpoint
+from weft.training.layout import PER_RANK, REPLICATED, SUMMED, sharded
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "checkpoint-1"
+FILE = "rank-00000.safetensors"
+
+TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+
+
+def snapshot_of(step: int = 1, **tensors: Tensor) -> Snapshot:
+    return Snapshot(step, {name: Entry(REPLICATED, (tensor,)) for name, tensor in tensors.items()}, {"samples": 7})
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def refuse_damage(text: str) -> None:
+    raise AssertionError(f"whole checkpoint was called damaged: {text}")
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3)], ids=str)
+def test_every_type_and_shape_comes_back(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = (torch.rand(shape) * 3).to(dtype)
+    found = read_checkpoint(write_checkpoint(tmp_path, snapshot_of(x=tensor))).entries["x"].parts[0]
+    assert found.dtype == dtype and found.shape == shape and torch.equal(found, tensor)
+
+
+def test_tensors_that_are_views_of_each_other_or_not_in_order(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).view(3, 4)
+    tensors = {
+        "whole": whole,
+        "again": whole,
+        "turned": whole.t(),
+        "part": whole[:, ::2],
+        "wide": whole[:1].expand(5, 4),
+    }
+    tensors["leaf"] = torch.nn.Parameter(torch.ones(2))
+    found = read_checkpoint(write_checkpoint(tmp_path, snapshot_of(1, **tensors)))
+    assert all(torch.equal(found.entries[name].parts[0], tensor) for name, tensor in tensors.items())
+
+
+def test_parts_of_several_ranks_and_progress(tmp_path: Path) -> None:
+    entries = {
+        "cut": Entry(sharded(1), (torch.zeros(2, 2), torch.ones(2, 1))),
+        "left over": Entry(SUMMED, (torch.tensor(1.0), torch.tensor(2.0))),
+        "own": Entry(PER_RANK, (torch.tensor(0), torch.tensor(1))),
+        "same": Entry(REPLICATED, (torch.tensor(5),)),
+    }
+    progress = {"samples": 3, "losses": [0.5, math.inf], "best": math.nan, "text": "inf"}
+    path = write_checkpoint(tmp_path, Snapshot(4, entries, progress))
+    assert names_in(path) == ["index.json", FILE, "rank-00001.safetensors"]
+    found = read_checkpoint(path)
+    assert found.step == 4 and {n: e.layout for n, e in found.entries.items()} == {
+        n: e.layout for n, e in entries.items()
+    }
+    assert math.isnan(found.progress.pop("best")) and found.progress == {
+        k: v for k, v in progress.items() if k != "best"
+    }
+    whole = [found.entries["cut"].of_rank(rank, 3) for rank in range(3)]
+    assert [part.tolist() for part in whole if part is not None] == [[[0], [0]], [[0], [0]], [[1], [1]]]
+
+
+def test_nothing_at_all_is_a_checkpoint_too(tmp_path: Path) -> None:
+    assert read_checkpoint(write_checkpoint(tmp_path, Snapshot(0, {}))).entries == {}
+
+
+def test_the_newest_two_are_kept(tmp_path: Path) -> None:
+    for step in (9, 10, 11, 100):
+        write_checkpoint(tmp_path, snapshot_of(step, x=torch.tensor(step)))
+    assert names_in(tmp_path) == ["step-0000000011", "step-0000000100"]
+    newest = latest_checkpoint(tmp_path, refuse_damage)
+    assert newest is not None and newest.step == 100
+
+
+def test_a_run_that_went_back_drops_what_it_went_back_behind(tmp_path: Path) -> None:
+    for step in (10, 20):
+        path = write_checkpoint(tmp_path, snapshot_of(step, x=torch.tensor(step)))
+    cut_off(path / FILE)
+    write_checkpoint(tmp_path, snapshot_of(15, x=torch.tensor(15)))
+    assert names_in(tmp_path) == ["step-0000000010", "step-0000000015"]
+
+
+def test_the_same_step_again_replaces_the_first(tmp_path: Path) -> None:
+    for value in (1, 2):
+        path = write_checkpoint(tmp_path, snapshot_of(x=torch.tensor(value)))
+    assert read_checkpoint(path).entries["x"].parts[0].item() == 2
+    assert names_in(tmp_path) == ["step-0000000001"]
+
+
+def test_no_checkpoint_yet(tmp_path: Path) -> None:
+    assert latest_checkpoint(tmp_path / "absent", refuse_damage) is None
+    (tmp_path / ".step-0000000001.x.tmp").mkdir()  # left by a process that was killed
+    (tmp_path / "old-step-0000000001").mkdir()
+    assert latest_checkpoint(tmp_path, refuse_damage) is None
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_last_byte(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def reseal(path: Path, **changes: object) -> None:
+    """Change an index so that its own checksum fits: a fault of the writer, not of the disk."""
+    index = {**json.loads(path.read_text()), **changes}
+    del index["sha256"]
+    path.write_text(json.dumps({**index, "sha256": checkpoint._sha256_of_json(index)}))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "tensors cut off": lambda path: cut_off(path / FILE),
+    "a byte of the tensors flipped": lambda path: flip_last_byte(path / FILE),
+    "tensors missing": lambda path: (path / FILE).unlink(),
+    "tensors unreadable": lambda path: replace_by_folder(path / FILE),
+    "index cut off": lambda path: (path / "index.json").write_bytes((path / "index.json").read_bytes()[:-3]),
+    "index empty": lambda path: (path / "index.json").write_bytes(b""),
+    "index missing": lambda path: (path / "index.json").unlink(),
+    "index of another kind": lambda path: (path / "index.json").write_text("[1, 2]"),
+    "index changed": lambda path: (path / "index.json").write_text(
+        (path / "index.json").read_text().replace('"samples": 7', '"samples": 8')
+    ),
+    "index of a newer format": lambda path: reseal(path / "index.json", format=2),
+    "index without entries that are there": lambda path: reseal(
+        path / "index.json", entries={"y": {"layout": {"kind": "replicated"}, "dtype": "float32", "shapes": [[3]]}}
+    ),
+    "another shape in the index": lambda path: reseal(
+        path / "index.json", entries={"x": {"layout": {"kind": "replicated"}, "dtype": "float32", "shapes": [[4]]}}
+    ),
+    "another type in the index": lambda path: reseal(
+        path / "index.json", entries={"x": {"layout": {"kind": "replicated"}, "dtype": "int64", "shapes": [[3]]}}
+    ),
+    "an unknown layout in the index": lambda path: reseal(
+        path / "index.json", entries={"x": {"layout": {"kind": "striped"}, "dtype": "float32", "shapes": [[3]]}}
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", DAMAGE)
+def test_damage_is_seen_and_the_one_before_is_used(tmp_path: Path, fault: str) -> None:
+    write_checkpoint(tmp_path, snapshot_of(1, x=torch.ones(3)))
+    path = write_checkpoint(tmp_path, snapshot_of(2, x=torch.ones(3)))
+    DAMAGE[fault](path)
+    with pytest.raises(CorruptFileError):
+        read_checkpoint(path)
+    said: list[str] = []
+    found = latest_checkpoint(tmp_path, said.append)
+    assert found is not None and found.step == 1
+    assert len(said) == 1 and "checkpoint" in said[0]
+
+
+def test_when_none_is_whole(tmp_path: Path) -> None:
+    for step in (1, 2):
+        cut_off(write_checkpoint(tmp_path, snapshot_of(step, x=torch.ones(3))) / FILE)
+    said: list[str] = []
+    with pytest.raises(CorruptFileError, match=r"no checkpoint is whole \(looked at: 2 .*start a new run"):
+        latest_checkpoint(tmp_path, said.append)
+    assert len(said) == 2
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), name=st.sampled_from(["index.json", FILE]))
+def test_no_flipped_bit_goes_unseen(
+    tmp_path_factory: pytest.TempPathFactory, place: float, bit: int, name: str
+) -> None:
+    path = write_checkpoint(tmp_path_factory.mktemp("flip"), snapshot_of(x=torch.arange(3)))
+    before = read_checkpoint(path)
+    content = bytearray((path / name).read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    (path / name).write_bytes(content)
+    try:
+        found = read_checkpoint(path)
+    except CorruptFileError:
+        return
+    # White space of the index is all that may change.
+    assert name == "index.json" and found.progress == before.progress and found.step == before.step
+    assert torch.equal(found.entries["x"].parts[0], torch.arange(3))
+
+
+def test_a_crash_in_the_middle_leaves_the_old_ones_and_no_scratch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path, snapshot_of(1, x=torch.ones(3)))
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for name, step in (("save_file", 2), ("write_json", 2), ("save_file", 1)):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(checkpoint, name, crash)
+            write_checkpoint(tmp_path, snapshot_of(step, x=torch.zeros(3)))
+        assert names_in(tmp_path) == ["step-0000000001"]
+        found = latest_checkpoint(tmp_path, refuse_damage)
+        assert found is not None and torch.equal(found.entries["x"].parts[0], torch.ones(3))
+
+
+@contextmanager
+def use_small_files(limit: int) -> Iterator[None]:
+    """Files that may not grow beyond `limit` bytes: the nearest thing to a full disk that needs no disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [100_000, 1], ids=["while tensors are written", "while the index is written"])
+def test_a_full_disk(tmp_path: Path, size: int) -> None:
+    # safetensors raises an error of its own, not OSError, when it cannot write.
+    write_checkpoint(tmp_path, snapshot_of(1, x=torch.ones(3)))
+    snapshot = Snapshot(2, snapshot_of(2, x=torch.ones(size)).entries, {"history": list(range(10_000))})
+    with use_small_files(20_000), pytest.raises(StorageError, match="step-0000000002"):
+        write_checkpoint(tmp_path, snapshot)
+    assert names_in(tmp_path) == ["step-0000000001"]
+    assert latest_checkpoint(tmp_path, refuse_damage) is not None
+
+
+def test_the_first_format_stays_readable(tmp_path: Path) -> None:
+    # Never write these files again: they stand for the checkpoints that users have.
+    shutil.copytree(GOLDEN, tmp_path, dirs_exist_ok=True)
+    found = latest_checkpoint(tmp_path, refuse_damage)
+    assert found is not None and found.step == 3
+    assert found.progress == {"samples": 96, "losses": [2.5, math.inf], "sampler": {"epoch": 1, "offset": 32}}
+    entries = found.entries
+    assert entries["parameter/weight"].of_rank(0, 1).tolist() == [[1.5, -2.0], [0.25, 3.0]]  # type: ignore[union-attr]
+    assert entries["slot/weight/velocity"].of_rank(0, 1).tolist() == [[1, 2], [3, 4], [5, 6]]  # type: ignore[union-attr]
+    assert [e.tolist() for e in entries["residual"].parts] == [[0.5, 1.0], [1.5, 3.0]]
+    assert [e.tolist() for e in entries["random"].parts] == [[1, 2, 3], [4, 5, 6]]
+    assert entries["buffer/half"].parts[0].dtype == torch.bfloat16
+    assert entries["buffer/mask"].parts[0].tolist() == [True, False]
+    assert entries["optimizer/step"].parts[0].shape == ()

@@ -1,0 +1,101 @@
+"""All-reduce schedules: how the copies of a message become, everywhere, their sum.
+
+Each keeps a fixed order of summation (told with each phase), and the finished sum of a part is computed by one rank and
+copied to the others, or by a pair with the same two operands: every rank ends with the same bits.
+"""
+
+from functools import lru_cache
+
+from weft.distributed.collectives.phases import (
+    doubling_all_gather,
+    halving_reduce_scatter,
+    ring_all_gather,
+    ring_reduce_scatter,
+    tree_broadcast,
+    tree_reduce,
+)
+from weft.distributed.collectives.schedule import Action, Move, Schedule, all_parts
+from weft.planning.collective_cost import log2_ceil
+
+__all__ = ["halving_doubling", "hierarchical", "ring", "tree"]
+
+# A ring of 256 ranks holds 510 rounds for each of them: a cache of two such rings, and of all smaller ones.
+CACHED = 512
+
+
+@lru_cache(CACHED)
+def ring(rank: int, size: int) -> Schedule:
+    """Reduce-scatter around the ring, then all-gather around it; `size` parts. Bandwidth-optimal, 2(N-1) rounds."""
+    ranks, parts = range(size), all_parts(size)
+    return ring_reduce_scatter(ranks, rank, parts) + ring_all_gather(ranks, rank, parts)
+
+
+@lru_cache(CACHED)
+def tree(rank: int, size: int) -> Schedule:
+    """Binomial tree up to rank 0 and down again; one part. Fewest rounds for tiny messages of any size."""
+    depth = log2_ceil(size)
+    up = tree_reduce(range(size), rank, (0, 1), depth=depth)
+    return up + tree_broadcast(range(size), rank, (0, 1), depth=depth)
+
+
+@lru_cache(CACHED)
+def halving_doubling(rank: int, size: int) -> Schedule:
+    """Rabenseifner's recursive halving and doubling among P ranks, the largest power of two; P parts.
+
+    The ranks beyond it fold into a neighbour first and get the result from it last:
+
+        size 6:   fold    0 <= 1   2 <= 3   4   5      places 0 1 2 3 are ranks 0 2 4 5
+                  halve   0 <-> 4  2 <-> 5
+                          0 <-> 2  4 <-> 5
+                  double  the same backwards
+                  unfold  0 => 1   2 => 3
+    """
+    power = 1 << (size.bit_length() - 1)
+    num_folded = size - power
+    whole = (0, power)
+    ranks = [*range(0, 2 * num_folded, 2), *range(2 * num_folded, size)]
+    if rank not in ranks:
+        idle: Schedule = ((),) * (2 * log2_ceil(power))
+        return ((Move(Action.SEND, rank - 1, whole),), *idle, (Move(Action.RECV, rank - 1, whole),))
+    place = ranks.index(rank)
+    core = halving_reduce_scatter(ranks, place) + doubling_all_gather(ranks, place)
+    if num_folded == 0:
+        return core
+    if rank < 2 * num_folded:
+        return ((Move(Action.REDUCE, rank + 1, whole),), *core, (Move(Action.SEND, rank + 1, whole),))
+    return ((), *core, ())
+
+
+@lru_cache(CACHED)
+def hierarchical(rank: int, size: int, ranks_per_host: int) -> Schedule:
+    """Two levels; `size` parts. Only 2(H-1)/H of the message leaves or enters each of H hosts.
+
+    hosts of L ranks each:   reduce-scatter inside a host, by ring   (L slices of H parts)
+                             all-reduce of slice i among the i-th ranks of all hosts, by ring
+                             all-gather inside a host, by ring
+    a ragged last host:      tree to each host's first rank, ring among these, tree back
+    """
+    ranks_per_host = min(ranks_per_host, size)
+    num_hosts = -(-size // ranks_per_host)
+    host, place = divmod(rank, ranks_per_host)
+    first = host * ranks_per_host
+    inside = range(first, min(first + ranks_per_host, size))
+    if size % ranks_per_host == 0:
+        slices = [(i * num_hosts, (i + 1) * num_hosts) for i in range(ranks_per_host)]
+        own = [(place * num_hosts + part, place * num_hosts + part + 1) for part in range(num_hosts)]
+        across = range(place, size, ranks_per_host)
+        return (
+            *ring_reduce_scatter(inside, place, slices),
+            *ring_reduce_scatter(across, host, own),
+            *ring_all_gather(across, host, own),
+            *ring_all_gather(inside, place, slices),
+        )
+    leaders = range(0, size, ranks_per_host)
+    shares = [(host * size // num_hosts, (host + 1) * size // num_hosts) for host in range(num_hosts)]
+    ring_of_leaders = ring_reduce_scatter(leaders, host, shares) + ring_all_gather(leaders, host, shares)
+    depth = log2_ceil(ranks_per_host)
+    return (
+        *tree_reduce(inside, place, (0, size), depth=depth),
+        *(ring_of_leaders if place == 0 else ((),) * (2 * (num_hosts - 1))),
+        *tree_broadcast(inside, place, (0, size), depth=depth),
+    )

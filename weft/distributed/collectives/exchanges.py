@@ -1,0 +1,211 @@
+"""Every collective call as an exchange of messages: buffers around the schedules."""
+
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from weft.distributed.collectives import all_reduce, flat, rooted
+from weft.distributed.collectives.execution import Exchange, combine, finish_mean, perform
+from weft.distributed.collectives.schedule import Schedule, part_bounds
+from weft.distributed.group import calls
+from weft.distributed.group.calls import ReduceOp
+from weft.planning.collective_cost import AllReduceAlgorithm
+
+__all__ = ["all_reduce_exchange", "exchange_of"]
+
+
+def all_reduce_exchange(
+    call: calls.AllReduce,
+    rank: int,
+    size: int,
+    tag: int,
+    *,
+    algorithm: AllReduceAlgorithm,
+    ranks_per_host: int | None = None,
+) -> Exchange:
+    """All-reduce by the named algorithm; the summation order is the algorithm's."""
+    flat_tensor = _flat(call.tensor)
+    if algorithm == "direct":
+        bytes_reduced = yield from _direct(flat_tensor, rank, size, tag, call.op)
+    else:
+        schedule, num_parts = _all_reduce_schedule(algorithm, rank, size, ranks_per_host)
+        bounds = part_bounds(flat_tensor.numel(), num_parts)
+        bytes_reduced = yield from perform(schedule, flat_tensor, bounds, tag=tag, op=call.op)
+    finish_mean(flat_tensor, call.op, size)
+    _copy_back(call.tensor, flat_tensor)
+    return bytes_reduced
+
+
+def _all_reduce_schedule(
+    algorithm: AllReduceAlgorithm, rank: int, size: int, ranks_per_host: int | None
+) -> tuple[Schedule, int]:
+    """The schedule, and the number of parts that it cuts a message into."""
+    if algorithm == "ring":
+        return all_reduce.ring(rank, size), size
+    if algorithm == "tree":
+        return all_reduce.tree(rank, size), 1
+    if algorithm == "halving_doubling":
+        return all_reduce.halving_doubling(rank, size), 1 << (size.bit_length() - 1)
+    return all_reduce.hierarchical(rank, size, ranks_per_host or size), size
+
+
+def _direct(tensor: Tensor, rank: int, size: int, tag: int, op: ReduceOp) -> Exchange:
+    """Part j of all ranks goes straight to rank j, is reduced there in the order of ranks, and is gathered by all.
+
+    As many bytes as the ring, with the summation order ((x0 + x1) + x2) + ... of the groups that reduce by themselves.
+    """
+    bounds = part_bounds(tensor.numel(), size)
+    own = tensor[bounds[rank] : bounds[rank + 1]]
+    bytes_reduced = yield from _reduce_in_rank_order(own, tensor, bounds, rank, size, tag, op)
+    gathering = perform(flat.all_gather(rank, size), tensor, bounds, tag=tag, bytes_reduced=bytes_reduced)
+    return (yield from gathering)
+
+
+def _reduce_in_rank_order(
+    output: Tensor, tensor: Tensor, bounds: list[int], rank: int, size: int, tag: int, op: ReduceOp
+) -> Exchange:
+    """`output` (may be a view of the flat `tensor`) becomes the reduction of everyone's part `rank`."""
+    length = bounds[rank + 1] - bounds[rank]
+    arrived = torch.empty(size * length, dtype=tensor.dtype, device=tensor.device)
+    rows = arrived.view(size, length)
+    rows[rank].copy_(tensor[bounds[rank] : bounds[rank + 1]])
+    arrived_bounds = [row * length for row in range(size + 1)]
+    yield from perform(flat.exchange(rank, size), tensor, bounds, tag=tag, target=arrived, target_bounds=arrived_bounds)
+    total = rows[0]
+    for row in rows[1:]:
+        combine(total, row, op)
+    output.copy_(total)
+    return (size - 1) * length * tensor.element_size()
+
+
+@singledispatch
+def exchange_of(call: object, rank: int, size: int, tag: int) -> Exchange:
+    """The exchange that carries out `call`; all-reduce has its own function, because it has algorithms."""
+    raise TypeError(f"not a collective call: {type(call).__name__}")
+
+
+@exchange_of.register
+def _(call: calls.ReduceScatter, rank: int, size: int, tag: int) -> Exchange:
+    source = _flat(call.tensor)
+    output = _flat(call.output)
+    bounds = part_bounds(source.numel(), size)
+    bytes_reduced = yield from _reduce_in_rank_order(output, source, bounds, rank, size, tag, call.op)
+    finish_mean(output, call.op, size)
+    _copy_back(call.output, output)
+    return bytes_reduced
+
+
+@exchange_of.register
+def _(call: calls.AllGather, rank: int, size: int, tag: int) -> Exchange:
+    output = _flat(call.output)
+    bounds = part_bounds(output.numel(), size)
+    output[bounds[rank] : bounds[rank + 1]].copy_(_flat(call.tensor))
+    yield from perform(flat.all_gather(rank, size), output, bounds, tag=tag)
+    _copy_back(call.output, output)
+    return 0
+
+
+@exchange_of.register
+def _(call: calls.AllToAll, rank: int, size: int, tag: int) -> Exchange:
+    source, output = _flat(call.tensor), _flat(call.output)
+    bounds = part_bounds(source.numel(), size)
+    output[bounds[rank] : bounds[rank + 1]].copy_(source[bounds[rank] : bounds[rank + 1]])
+    yield from perform(flat.exchange(rank, size), source, bounds, tag=tag, target=output, target_bounds=bounds)
+    _copy_back(call.output, output)
+    return 0
+
+
+@exchange_of.register
+def _(call: calls.Broadcast, rank: int, size: int, tag: int) -> Exchange:
+    tensor = _flat(call.tensor)
+    yield from perform(rooted.broadcast(rank, size, call.root), tensor, [0, tensor.numel()], tag=tag)
+    _copy_back(call.tensor, tensor)
+    return 0
+
+
+@exchange_of.register
+def _(call: calls.Reduce, rank: int, size: int, tag: int) -> Exchange:
+    # The tensors of the other ranks are left as they are, and inner places of the tree reduce too.
+    partial = call.tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
+    schedule = rooted.reduce(rank, size, call.root)
+    bytes_reduced = yield from perform(schedule, partial, [0, partial.numel()], tag=tag, op=call.op)
+    if rank == call.root:
+        finish_mean(partial, call.op, size)
+        _copy_back(call.tensor, partial)
+    return bytes_reduced
+
+
+@exchange_of.register
+def _(call: calls.Gather, rank: int, size: int, tag: int) -> Exchange:
+    own = _flat(call.tensor)
+    buffer = torch.empty(size * own.numel(), dtype=own.dtype, device=own.device)
+    bounds = [place * own.numel() for place in range(size + 1)]
+    place = (rank - call.root) % size
+    buffer[bounds[place] : bounds[place + 1]].copy_(own)
+    yield from perform(rooted.gather(rank, size, call.root), buffer, bounds, tag=tag)
+    if call.output is not None and rank == call.root:
+        in_rank_order = buffer.view(size, own.numel()).roll(call.root, dims=0)
+        call.output.detach().copy_(in_rank_order.view(call.output.shape))
+    return 0
+
+
+@exchange_of.register
+def _(call: calls.Scatter, rank: int, size: int, tag: int) -> Exchange:
+    output = _flat(call.output)
+    bounds = [place * output.numel() for place in range(size + 1)]
+    if call.tensor is not None and rank == call.root:
+        rows = _flat(call.tensor).view(size, output.numel())
+        buffer = rows.roll(-call.root, dims=0).view(-1)
+    else:
+        buffer = torch.empty(size * output.numel(), dtype=output.dtype, device=output.device)
+    yield from perform(rooted.scatter(rank, size, call.root), buffer, bounds, tag=tag)
+    place = (rank - call.root) % size
+    call.output.detach().copy_(buffer[bounds[place] : bounds[place + 1]].view(call.output.shape))
+    return 0
+
+
+@exchange_of.register
+def _(call: calls.NeighbourAllGather, rank: int, size: int, tag: int) -> Exchange:
+    own, output = _flat(call.tensor), _flat(call.output)
+    yield from _with_neighbours(own, output, call.graph, rank, tag)
+    _copy_back(call.output, output)
+    return 0
+
+
+@exchange_of.register
+def _(call: calls.NeighbourAllReduce, rank: int, size: int, tag: int) -> Exchange:
+    """Order of the sum: the own tensor, then the neighbours as the graph lists them."""
+    own = _flat(call.tensor)
+    num_neighbours = len(call.graph[rank])
+    arrived = torch.empty(num_neighbours * own.numel(), dtype=own.dtype, device=own.device)
+    yield from _with_neighbours(own, arrived, call.graph, rank, tag)
+    total = own * call.weights[rank][0]
+    for row, weight in zip(arrived.view(num_neighbours, own.numel()), call.weights[rank][1:], strict=True):
+        total.add_(row, alpha=weight)
+    call.tensor.detach().copy_(total.view(call.tensor.shape))
+    return num_neighbours * own.numel() * own.element_size()
+
+
+def _with_neighbours(own: Tensor, arrived: Tensor, graph: calls.Graph, rank: int, tag: int) -> Exchange:
+    length = own.numel()
+    bounds = [row * length for row in range(len(graph[rank]) + 1)]
+    schedule = flat.neighbours(rank, graph)
+    return (yield from perform(schedule, own, [0, length], tag=tag, target=arrived, target_bounds=bounds))
+
+
+@exchange_of.register
+def _(call: calls.Barrier, rank: int, size: int, tag: int) -> Exchange:
+    tokens = torch.zeros(2, dtype=torch.uint8)
+    yield from perform(flat.barrier(rank, size), tokens, [0, 1, 2], tag=tag)
+    return 0
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """One dimension, contiguous, outside autograd: a view where the tensor allows it, else a copy."""
+    return tensor.detach().contiguous().view(-1)
+
+
+def _copy_back(tensor: Tensor, flat_tensor: Tensor) -> None:
+    if not tensor.is_contiguous():
+        tensor.detach().copy_(flat_tensor.view(tensor.shape))

@@ -1,0 +1,122 @@
+"""What makes a call impossible, told before anything is sent."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from weft.distributed.group import calls
+from weft.distributed.group.calls import Call, Graph
+from weft.errors import UsageError
+
+__all__ = ["check_call"]
+
+
+def check_call(call: Call, rank: int, size: int) -> None:
+    """Raise UsageError where ranks, sizes or types of a call do not fit this rank of a group of `size`."""
+    check = _CHECKS.get(type(call))
+    if check is not None:
+        check(call, rank, size)
+
+
+def _check_message(call: calls.Send | calls.Recv, rank: int, size: int) -> None:
+    if not 0 <= call.peer < size:
+        raise UsageError(f"peer is not in the group (peer: {call.peer}, size: {size}); use 0 to {size - 1}")
+    if call.peer == rank:
+        raise UsageError(f"peer is this rank itself (peer: {call.peer}); copy the tensor instead")
+    if call.tag < 0:
+        raise UsageError(f"tag is negative (tag: {call.tag}); use 0 or more")
+
+
+def _check_root(root: int, size: int) -> None:
+    if not 0 <= root < size:
+        raise UsageError(f"root is not in the group (root: {root}, size: {size}); use 0 to {size - 1}")
+
+
+def _check_op(tensor: Tensor, op: str) -> None:
+    if op == "mean" and not tensor.is_floating_point():
+        raise UsageError(f"mean needs floating-point numbers (type: {tensor.dtype}); use sum and divide yourself")
+
+
+def _check_parts(whole: Tensor, part: Tensor, num_parts: int) -> None:
+    if whole.dtype != part.dtype or whole.numel() != num_parts * part.numel():
+        raise UsageError(
+            f"tensor does not hold {num_parts} parts (whole: {tuple(whole.shape)} {whole.dtype}, "
+            f"part: {tuple(part.shape)} {part.dtype}); make its first dimension {num_parts} times that of the part"
+        )
+
+
+def _check_graph(graph: Graph, size: int) -> None:
+    if len(graph) != size:
+        raise UsageError(f"graph does not fit the group (ranks: {len(graph)}, size: {size}); list every rank once")
+    for rank, sources in enumerate(graph):
+        if len(set(sources)) != len(sources) or rank in sources or not all(0 <= s < size for s in sources):
+            raise UsageError(
+                f"neighbours are not other ranks of the group (rank: {rank}, neighbours: {sources}); "
+                "list each source once"
+            )
+
+
+def _check_weights(call: calls.NeighbourAllReduce, rank: int, size: int) -> None:
+    _check_graph(call.graph, size)
+    counts = [len(sources) + 1 for sources in call.graph]
+    if [len(row) for row in call.weights] != counts:
+        raise UsageError(
+            f"weights do not fit the graph (weights: {[len(row) for row in call.weights]}, needed: {counts}); "
+            "give one for the rank itself and one for each neighbour"
+        )
+    if not call.tensor.is_floating_point():
+        raise UsageError(f"weights need floating-point numbers (type: {call.tensor.dtype}); convert the tensor")
+
+
+def _check_all_to_all(call: calls.AllToAll, rank: int, size: int) -> None:
+    _check_parts(call.output, call.tensor, 1)
+    if call.tensor.numel() % size:
+        raise UsageError(f"tensor does not divide into parts (shape: {tuple(call.tensor.shape)}, size: {size}); pad it")
+
+
+def _check_reduce_scatter(call: calls.ReduceScatter, rank: int, size: int) -> None:
+    _check_op(call.tensor, call.op)
+    _check_parts(call.tensor, call.output, size)
+
+
+def _check_reduce(call: calls.Reduce, rank: int, size: int) -> None:
+    _check_root(call.root, size)
+    _check_op(call.tensor, call.op)
+
+
+def _check_gather(call: calls.Gather, rank: int, size: int) -> None:
+    _check_root(call.root, size)
+    if rank == call.root:
+        if call.output is None:
+            raise UsageError(f"gather has no output at its root (root: {call.root}); give one there")
+        _check_parts(call.output, call.tensor, size)
+
+
+def _check_scatter(call: calls.Scatter, rank: int, size: int) -> None:
+    _check_root(call.root, size)
+    if rank == call.root:
+        if call.tensor is None:
+            raise UsageError(f"scatter has no tensor at its root (root: {call.root}); give one there")
+        _check_parts(call.tensor, call.output, size)
+
+
+def _check_neighbour_all_gather(call: calls.NeighbourAllGather, rank: int, size: int) -> None:
+    _check_graph(call.graph, size)
+    _check_parts(call.output, call.tensor, len(call.graph[rank]))
+
+
+_CHECKS: dict[type, Callable[[Any, int, int], None]] = {
+    calls.Send: _check_message,
+    calls.Recv: _check_message,
+    calls.AllReduce: lambda call, rank, size: _check_op(call.tensor, call.op),
+    calls.ReduceScatter: _check_reduce_scatter,
+    calls.AllGather: lambda call, rank, size: _check_parts(call.output, call.tensor, size),
+    calls.AllToAll: _check_all_to_all,
+    calls.Broadcast: lambda call, rank, size: _check_root(call.root, size),
+    calls.Reduce: _check_reduce,
+    calls.Gather: _check_gather,
+    calls.Scatter: _check_scatter,
+    calls.NeighbourAllGather: _check_neighbour_all_gather,
+    calls.NeighbourAllReduce: _check_weights,
+}

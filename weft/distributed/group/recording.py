@@ -1,0 +1,105 @@
+"""A group that counts what passes through it: calls and bytes per kind of call and per peer."""
+
+from dataclasses import dataclass, field
+from typing import TypeVar, final
+
+import torch
+from torch import Tensor
+
+from weft.distributed.group import calls
+from weft.distributed.group.calls import Call
+from weft.distributed.group.clock import AbstractClock
+from weft.distributed.group.group import AbstractGroup, AbstractWork
+
+__all__ = ["RecordingGroup", "Traffic", "message_bytes"]
+
+Key = TypeVar("Key")
+
+
+def message_bytes(call: Call) -> int:
+    """Bytes of the tensor that the call brings, or that it fills where it brings none."""
+    match call:
+        case calls.Barrier():
+            return 0
+        case calls.Scatter(output=output, tensor=None):
+            tensor = output
+        case _:
+            assert call.tensor is not None
+            tensor = call.tensor
+    return tensor.numel() * tensor.element_size()
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Counts by the name of the call (`Send`, `AllReduce`, ...) and, for messages, by the rank of the peer.
+
+    Bytes of a collective are those of its message. What a transport sends for it shows per peer only where the
+    collective is made of messages and the recording lies below it.
+    """
+
+    num_calls: dict[str, int] = field(default_factory=dict)
+    num_bytes: dict[str, int] = field(default_factory=dict)
+    sent_to: dict[int, int] = field(default_factory=dict)
+    received_from: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(self.sent_to.values())
+
+    def with_call(self, call: Call) -> "Traffic":
+        """The traffic after one more call."""
+        name, size = type(call).__name__, message_bytes(call)
+        return Traffic(
+            _added(self.num_calls, name, 1),
+            _added(self.num_bytes, name, size),
+            _added(self.sent_to, call.peer, size) if isinstance(call, calls.Send) else self.sent_to,
+            _added(self.received_from, call.peer, size) if isinstance(call, calls.Recv) else self.received_from,
+        )
+
+
+def _added(counts: dict[Key, int], key: Key, amount: int) -> dict[Key, int]:
+    return {**counts, key: counts.get(key, 0) + amount}
+
+
+@final
+class RecordingGroup(AbstractGroup):
+    """Wraps any group and changes nothing but its own counts. Groups that are split off count for themselves."""
+
+    def __init__(self, inner: AbstractGroup) -> None:
+        self._inner = inner
+        self._traffic = Traffic()
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has passed so far."""
+        return self._traffic
+
+    @property
+    def rank(self) -> int:
+        return self._inner.rank
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
+
+    @property
+    def generation(self) -> int:
+        return self._inner.generation
+
+    @property
+    def clock(self) -> AbstractClock:
+        return self._inner.clock
+
+    def start(self, call: Call) -> AbstractWork:
+        work = self._inner.start(call)
+        self._traffic = self._traffic.with_call(call)
+        return work
+
+    def split(self, colour: int, key: int) -> "RecordingGroup":
+        return RecordingGroup(self._inner.split(colour, key))
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._inner.empty(shape, dtype)
+
+    def close(self) -> None:
+        self._inner.close()

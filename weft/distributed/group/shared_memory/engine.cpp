@@ -1,0 +1,371 @@
+// The engine of one rank: drives its calls, in the thread that waits for one or else in a thread of its own.
+//
+// Whoever holds `drive_` drives. A caller that waits takes it when it is free, so that a synchronous call runs in the
+// caller's thread. The engine's own thread sleeps on a timer that a started call sets: by the time it goes off, a
+// synchronous caller is driving its call. Waiting means: spin for a moment, then sleep until a peer rings.
+
+#include <mutex>
+#include <thread>
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/timerfd.h>
+
+#include "channels.h"
+
+namespace weft {
+
+constexpr int64_t kGraceNs = 50 * 1000;  // for a caller to wait for what it started
+constexpr int64_t kCallerSpinNs = 60 * 1000;
+constexpr int64_t kThreadSpinNs = 3 * 1000;       // it competes with the computation
+constexpr int64_t kLookNs = 5 * 1000 * 1000;      // between two looks at whether the peers are alive
+constexpr int64_t kFreshNs = 1000 * 1000 * 1000;  // a heartbeat older than this is not one
+
+class Engine {
+  public:
+    Engine(const Segment& segment, int rank, const int* pidfds, int64_t timeout_ns, bool may_spin)
+        : segment_(segment), me_(segment.rank(rank)), rank_(rank), timeout_ns_(timeout_ns), may_spin_(may_spin),
+          collectives_(segment, rank, &Engine::ring, this), channels_(segment, rank, &Engine::ring, this) {
+        me_.asleep_for.store(kAwake);
+        me_.blocked_on.store(kAwake);
+        for (int peer = 0; peer < segment.size; peer++) lives_.push_back({pidfds[peer], POLLIN, 0});
+        timer_ = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC);
+        thread_ = std::thread([this] { run(); });
+    }
+
+    ~Engine() {
+        stop_.store(true);
+        set_timer(1);
+        me_.doorbell.fetch_add(1);
+        futex_wake(me_.doorbell);
+        thread_.join();
+        close(timer_);
+        adopt();
+        abandon(Reason::closed, rank_);
+        me_.left.store(1);
+        ring_everybody();
+    }
+
+    void start(Call* call) {
+        call->queued = now_ns();
+        if (stop_.load(std::memory_order_relaxed)) return;
+        {
+            std::lock_guard<std::mutex> guard(inbox_lock_);
+            inbox_.push_back(call);
+            num_open_.fetch_add(1);
+        }
+        if (!timer_set_.exchange(true)) set_timer(kGraceNs);
+    }
+
+    void wait(Call& call) {
+        if (call.done.load(std::memory_order_acquire)) return;
+        const int64_t begin = now_ns();
+        callers_.fetch_add(1);
+        while (!call.done.load(std::memory_order_acquire)) {
+            if (drive_.try_lock()) {
+                drive(&call);
+                drive_.unlock();
+                if (num_open_.load() > 0) set_timer(1);
+                continue;
+            }
+            futex_wait(call.done, 0, kLookNs);
+        }
+        callers_.fetch_sub(1);
+        call.waited.fetch_add(now_ns() - begin);
+    }
+
+  private:
+    // --- the engine's own thread
+
+    void run() {
+        uint64_t expirations;
+        while (!stop_.load()) {
+            if (read(timer_, &expirations, sizeof expirations) < 0 || stop_.load()) continue;
+            timer_set_.store(false);
+            if (num_open_.load() == 0 || !drive_.try_lock()) continue;
+            drive(nullptr);
+            drive_.unlock();
+        }
+    }
+
+    void set_timer(int64_t ns) {
+        const itimerspec when{{0, 0}, {time_t(ns / 1000000000), long(ns % 1000000000)}};
+        timerfd_settime(timer_, 0, &when, nullptr);
+    }
+
+    // --- driving
+
+    bool ended(Call* wanted) const {
+        if (wanted) return wanted->done.load(std::memory_order_acquire) != 0;
+        return stop_.load(std::memory_order_relaxed) || num_open_.load(std::memory_order_relaxed) == 0;
+    }
+
+    void drive(Call* wanted) {
+        while (!ended(wanted)) {
+            const int waits_for = progress();
+            if (waits_for != kAwake) wait_for(waits_for, wanted);
+        }
+        me_.blocked_on.store(kAwake, std::memory_order_relaxed);
+    }
+
+    // Advances everything. kAwake when something moved, otherwise for whom all wait.
+    int progress() {
+        bool moved = adopt();
+        int waits_for = kAwake;
+        while (!queue_.empty()) {
+            Call& call = *queue_.front();
+            if (call.begun == 0) {
+                call.begun = now_ns();
+                collectives_.begin(call);
+            }
+            waits_for = collectives_.advance(call, moved);
+            if (waits_for != kAwake) break;
+            if (call.reason == Reason::mismatch) fail(Reason::mismatch, call.culprit);
+            queue_.pop_front();
+            finish(&call);
+            moved = true;
+        }
+        const int channel = channels_.advance(moved, [this](Call* call) { finish(call); });
+        if (channel != kAwake) waits_for = waits_for == kAwake ? channel : kAnyPeer;
+        if (look_at_failure()) return kAwake;
+        if (moved) blocked_since_ = 0;
+        return moved ? kAwake : waits_for;
+    }
+
+    bool adopt() {
+        if (num_adopted_ == num_open_.load(std::memory_order_acquire)) return false;
+        std::lock_guard<std::mutex> guard(inbox_lock_);
+        for (Call* call : inbox_) {
+            num_adopted_++;
+            if (call->kind == Kind::send || call->kind == Kind::recv) {
+                call->begun = now_ns();
+                channels_.add(call);
+            } else {
+                queue_.push_back(call);
+            }
+        }
+        const bool any = !inbox_.empty();
+        inbox_.clear();
+        return any;
+    }
+
+    void finish(Call* call) {
+        call->ended = now_ns();
+        num_adopted_--;
+        num_open_.fetch_sub(1);
+        call->done.store(1);
+        if (callers_.load() > 0) futex_wake(call->done);  // by address: its owner may have freed the call by now
+    }
+
+    // --- waiting
+
+    void wait_for(int peer, Call* wanted) {
+        const bool for_caller = wanted || callers_.load(std::memory_order_relaxed) > 0;
+        const int64_t begin = now_ns(), spin = !may_spin_ ? 0 : for_caller ? kCallerSpinNs : kThreadSpinNs;
+        const uint64_t before = news(peer);
+        for (int i = 1; spin > 0; i++) {
+            if (news(peer) != before || has_inbox()) return;
+            pause_core();
+            if (i % 32 == 0 && now_ns() - begin > spin) break;
+        }
+        sleep_for(peer, before);
+    }
+
+    // Changes when a peer takes a step.
+    uint64_t news(int peer) const {
+        if (peer != kAnyPeer) return news_of(peer);
+        uint64_t sum = segment_.header().finished.value.load(std::memory_order_acquire);
+        for (int other = 0; other < segment_.size; other++) sum += other == rank_ ? 0 : news_of(other);
+        return sum;
+    }
+
+    uint64_t news_of(int peer) const {
+        const RankState& state = segment_.rank(peer);
+        uint64_t sum = state.posted.value.load(std::memory_order_acquire) + state.taken.value.load(std::memory_order_acquire);
+        if (!channels_.idle())
+            sum += segment_.channel(peer, rank_).sent.value.load(std::memory_order_acquire) +
+                   segment_.channel(rank_, peer).received.value.load(std::memory_order_acquire);
+        return sum;
+    }
+
+    bool has_inbox() const { return num_adopted_ != num_open_.load(std::memory_order_relaxed); }
+
+    void sleep_for(int peer, uint64_t before) {
+        const int64_t begin = now_ns();
+        if (blocked_since_ == 0) blocked_since_ = begin;
+        me_.heartbeat.store(begin, std::memory_order_relaxed);
+        me_.blocked_on.store(peer, std::memory_order_relaxed);
+        const uint32_t bell = me_.doorbell.load();
+        me_.asleep_for.store(has_inbox() ? kAwake : peer);
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        if (news(peer) == before && !has_inbox() && !stop_.load() && failure() == 0) {
+            futex_wait(me_.doorbell, bell, kLookNs);
+        }
+        me_.asleep_for.store(kAwake, std::memory_order_relaxed);
+        if (now_ns() - last_look_ >= kLookNs) look_at_peers(peer);
+    }
+
+    // Called after each step of this rank: wakes those who sleep for it.
+    static void ring(void* self, int rank) {
+        Engine& engine = *static_cast<Engine*>(self);
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        for (int peer = 0; peer < engine.segment_.size; peer++) {
+            RankState& state = engine.segment_.rank(peer);
+            const int32_t asleep_for = state.asleep_for.load(std::memory_order_relaxed);
+            if (peer != rank && (asleep_for == rank || asleep_for == kAnyPeer)) engine.wake(state);
+        }
+    }
+
+    void wake(RankState& state) {
+        state.doorbell.fetch_add(1);
+        futex_wake(state.doorbell);
+    }
+
+    void ring_everybody() {
+        for (int peer = 0; peer < segment_.size; peer++) wake(segment_.rank(peer));
+    }
+
+    // --- failure
+
+    uint64_t failure() const { return segment_.header().failure.value.load(std::memory_order_acquire); }
+
+    bool look_at_failure() {
+        const uint64_t seen = failure();
+        if (seen == 0) return false;
+        abandon(Reason(seen >> 32), int32_t(seen));
+        return true;
+    }
+
+    void look_at_peers(int waits_for) {
+        last_look_ = now_ns();
+        poll(lives_.data(), nfds_t(lives_.size()), 0);
+        for (int peer = 0; peer < segment_.size; peer++) {
+            const bool left = segment_.rank(peer).left.load() != 0, died = lives_[size_t(peer)].revents != 0;
+            if (peer == rank_ || !(left || died) || !is_waited_for(peer)) continue;
+            return fail(left ? Reason::left : Reason::died, peer);
+        }
+        if (now_ns() - blocked_since_ > timeout_ns_) fail(Reason::silent, find_silent(waits_for));
+    }
+
+    // Looks at the counters again: the last steps of a peer may have come just before its end.
+    bool is_waited_for(int peer) const {
+        return channels_.waits_for(peer) || (!queue_.empty() && collectives_.waits_for(*queue_.front(), peer));
+    }
+
+    // A peer that waits for another is not the silent one: follow the chain.
+    int find_silent(int waits_for) const {
+        int peer = waits_for == kAnyPeer ? first_awake() : waits_for;
+        for (int hop = 0; hop < segment_.size; hop++) {
+            const RankState& state = segment_.rank(peer);
+            const int next = state.blocked_on.load();
+            if (next < 0 || next == rank_ || next == peer || now_ns() - state.heartbeat.load() > kFreshNs) break;
+            peer = next;
+        }
+        return peer;
+    }
+
+    int first_awake() const {
+        for (int peer = 0; peer < segment_.size; peer++) {
+            const RankState& state = segment_.rank(peer);
+            const bool waits = state.blocked_on.load() != kAwake && now_ns() - state.heartbeat.load() <= kFreshNs;
+            if (peer != rank_ && !waits) return peer;
+        }
+        return rank_ == 0 ? 1 % segment_.size : 0;
+    }
+
+    // The first failure is the one that all ranks report.
+    void fail(Reason reason, int peer) {
+        uint64_t none = 0;
+        segment_.header().failure.value.compare_exchange_strong(none, uint64_t(reason) << 32 | uint32_t(peer));
+        ring_everybody();
+    }
+
+    void abandon(Reason reason, int32_t culprit) {
+        auto end = [&](Call* call) {
+            if (call->reason == Reason::none) {
+                call->reason = reason;
+                call->culprit = culprit;
+            }
+            finish(call);
+        };
+        adopt();
+        for (; !queue_.empty(); queue_.pop_front()) end(queue_.front());
+        channels_.abandon(end);
+    }
+
+    Segment segment_;
+    RankState& me_;
+    int rank_;
+    int64_t timeout_ns_;
+    bool may_spin_;
+    Collectives collectives_;
+    Channels channels_;
+    std::vector<pollfd> lives_;
+
+    std::mutex inbox_lock_;
+    std::vector<Call*> inbox_;
+    std::atomic<int64_t> num_open_{0};
+    std::atomic<int> callers_{0};
+    std::atomic<bool> stop_{false}, timer_set_{false};
+    std::mutex drive_;
+    // Belongs to whoever drives:
+    std::deque<Call*> queue_;
+    int64_t num_adopted_ = 0;
+    int64_t blocked_since_ = 0, last_look_ = 0;
+
+    int timer_;
+    std::thread thread_;
+};
+
+}  // namespace weft
+
+using weft::Call;
+using weft::Engine;
+
+extern "C" {
+
+int64_t weft_segment_bytes(int size, int64_t arena_bytes) { return weft::Segment{nullptr, size, arena_bytes}.bytes(); }
+
+int64_t weft_arena_offset(int size, int64_t arena_bytes, int rank) {
+    const weft::Segment segment{nullptr, size, arena_bytes};
+    return segment.arenas_at() + rank * arena_bytes;
+}
+
+Engine* weft_open(void* base, int size, int64_t arena_bytes, int rank, const int* pidfds, int64_t timeout_ns, int may_spin) {
+    return new Engine(weft::Segment{static_cast<char*>(base), size, arena_bytes}, rank, pidfds, timeout_ns, may_spin != 0);
+}
+
+void weft_close(Engine* engine) { delete engine; }
+
+Call* weft_start(Engine* engine, int kind, int type, int op, int root, int64_t tag, const void* input, void* output,
+                 int64_t count, int64_t width, const int32_t* neighbours, const double* weights, int num_neighbours) {
+    Call* call = new Call{weft::Kind(kind), weft::Type(type), weft::Reduction(op), root, tag,
+                          static_cast<const char*>(input), static_cast<char*>(output), count, width, {}, {}};
+    if (num_neighbours > 0) call->neighbours.assign(neighbours, neighbours + num_neighbours);
+    if (weights) call->weights.assign(weights, weights + num_neighbours + 1);
+    engine->start(call);
+    return call;
+}
+
+// The reason why it failed, 0 for none, and in the upper half the rank that is the cause.
+int64_t weft_outcome(const Call* call) {
+    return int64_t(call->reason) | int64_t(call->culprit) << 32;
+}
+
+int64_t weft_wait(Engine* engine, Call* call) {
+    engine->wait(*call);
+    return weft_outcome(call);
+}
+
+int weft_is_done(const Call* call) { return call->done.load(std::memory_order_acquire) != 0; }
+
+void weft_times(const Call* call, int64_t* times) {
+    times[0] = call->queued;
+    times[1] = call->begun;
+    times[2] = call->ended;
+    times[3] = call->waited.load();
+}
+
+void weft_forget(Call* call) { delete call; }
+
+}  // extern "C"

@@ -1,0 +1,66 @@
+"""What carries requests out: compiled, or Python where there is no compiler."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import IntEnum
+
+from weft.distributed.group.shared_memory.request import Request
+
+__all__ = ["AbstractEngine", "Outcome", "Reason", "Timing"]
+
+
+class Reason(IntEnum):
+    """Why a call failed. The numbers are those of collectives.h."""
+
+    NONE = 0
+    DIED = 1
+    SILENT = 2
+    LEFT = 3
+    MISMATCH = 4
+    CLOSED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a call ended; `peer` is the rank that is the cause of a failure."""
+
+    reason: Reason
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Moments of one call in nanoseconds of the monotonic clock: given to the engine, begun, ended.
+
+    `waited` is how long callers were held up in `wait` (ns): the exposed part. The rest of `ended - begun` was hidden.
+    """
+
+    queued: int
+    begun: int
+    ended: int
+    waited: int
+
+
+class AbstractEngine(ABC):
+    """Requests in, by handle. A handle is valid until it is forgotten, also after `close`."""
+
+    @abstractmethod
+    def start(self, request: Request) -> int: ...
+
+    @abstractmethod
+    def wait(self, handle: int) -> Outcome | None:
+        """Return when the call has ended; None says that it ended well."""
+
+    @abstractmethod
+    def is_done(self, handle: int) -> bool: ...
+
+    @abstractmethod
+    def timing(self, handle: int) -> Timing: ...
+
+    @abstractmethod
+    def forget(self, handle: int) -> None:
+        """Give a handle back whose call is done."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all that is open, with Reason.CLOSED. `start` must not follow."""

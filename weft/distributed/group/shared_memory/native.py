@@ -1,0 +1,119 @@
+"""The compiled engine, bound through its C interface."""
+
+import ctypes
+import mmap
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, final
+
+from weft.distributed.group.shared_memory.engine import AbstractEngine, Outcome, Reason, Timing
+from weft.distributed.group.shared_memory.request import Request
+from weft.operators.compile import compile_library
+
+__all__ = ["NativeEngine", "arena_offset", "load_library", "segment_bytes"]
+
+SOURCES = ("engine.cpp", "channels.h", "collectives.h", "reduce.h", "segment.h")
+
+_INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+_START = [_POINTER, _INT, _INT, _INT, _INT, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _INT]
+_QUICK: dict[str, tuple[Any, list[Any]]] = {
+    "weft_arena_offset": (_LONG, [_INT, _LONG, _INT]),
+    "weft_forget": (None, [_POINTER]),
+    "weft_is_done": (_INT, [_POINTER]),
+    "weft_open": (_POINTER, [_POINTER, _INT, _LONG, _INT, _POINTER, _LONG, _INT]),
+    "weft_outcome": (_LONG, [_POINTER]),
+    "weft_segment_bytes": (_LONG, [_INT, _LONG]),
+    "weft_start": (_POINTER, _START),
+    "weft_times": (None, [_POINTER, _POINTER]),
+}
+_BLOCKING: dict[str, tuple[Any, list[Any]]] = {
+    "weft_close": (None, [_POINTER]),
+    "weft_wait": (_LONG, [_POINTER, _POINTER]),
+}
+
+
+@cache
+def load_library() -> dict[str, Any]:
+    """The functions of the engine, compiled at the first use. Those that may block let other Python threads run."""
+    here = Path(__file__).parent
+    path = str(compile_library([here / name for name in SOURCES]))
+    functions: dict[str, Any] = {}
+    for library, table in ((ctypes.PyDLL(path), _QUICK), (ctypes.CDLL(path), _BLOCKING)):
+        for name, (result, arguments) in table.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+            functions[name] = function
+    return functions
+
+
+def segment_bytes(size: int, arena_bytes: int) -> int:
+    return int(load_library()["weft_segment_bytes"](size, arena_bytes))
+
+
+def arena_offset(size: int, arena_bytes: int, rank: int) -> int:
+    return int(load_library()["weft_arena_offset"](size, arena_bytes, rank))
+
+
+@final
+class NativeEngine(AbstractEngine):
+    """One rank's engine over `memory`. `pidfds` are descriptors of all ranks' processes, in rank order."""
+
+    def __init__(
+        self, memory: mmap.mmap, rank: int, size: int, *, arena_bytes: int, pidfds: Sequence[int], timeout: float
+    ) -> None:
+        functions = load_library()
+        self._start = functions["weft_start"]
+        self._wait = functions["weft_wait"]
+        self._is_done = functions["weft_is_done"]
+        self._outcome = functions["weft_outcome"]
+        self._times = functions["weft_times"]
+        self._close = functions["weft_close"]
+        self._forget = functions["weft_forget"]
+        self._memory: mmap.mmap | None = memory  # mapped for as long as the engine runs
+        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        may_spin = size <= len(os.sched_getaffinity(0))
+        self._engine: int | None = functions["weft_open"](
+            base, size, arena_bytes, rank, (ctypes.c_int * size)(*pidfds), int(timeout * 1e9), may_spin
+        )
+
+    def start(self, request: Request) -> int:
+        kind, source, target, count, width, type_, op, root, tag, neighbours, weights, _ = request
+        handle: int = self._start(
+            self._engine,
+            kind,
+            type_,
+            op,
+            root,
+            tag,
+            None if source is None else source.data_ptr(),
+            None if target is None else target.data_ptr(),
+            count,
+            width,
+            (ctypes.c_int32 * len(neighbours))(*neighbours) if neighbours else None,
+            (ctypes.c_double * len(weights))(*weights) if weights else None,
+            len(neighbours),
+        )
+        return handle
+
+    def wait(self, handle: int) -> Outcome | None:
+        code = self._outcome(handle) if self._engine is None else self._wait(self._engine, handle)
+        return None if code & 0xFFFFFFFF == 0 else Outcome(Reason(code & 0xFFFFFFFF), code >> 32)
+
+    def is_done(self, handle: int) -> bool:
+        return bool(self._is_done(handle))
+
+    def timing(self, handle: int) -> Timing:
+        times = (ctypes.c_int64 * 4)()
+        self._times(handle, times)
+        return Timing(*times)
+
+    def forget(self, handle: int) -> None:
+        self._forget(handle)
+
+    def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            self._close(engine)
+        self._memory = None

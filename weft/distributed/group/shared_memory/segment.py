@@ -1,0 +1,143 @@
+"""The memory that the ranks of one group share, and the roll at its head in which each of them signs.
+
+    | roll: magic, size, generation, engine | rank 0: pid, start time | rank 1: ... | what the engine lays out |
+"""
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+
+from weft.distributed.group.shared_memory.rendezvous import (
+    POLL_SECONDS,
+    AbstractRendezvous,
+    Invitation,
+    read_start_time,
+)
+from weft.errors import PeerLostError, UsageError
+
+__all__ = ["MAX_RANKS", "ROLL_BYTES", "Membership", "Segment", "join_segment"]
+
+ROLL_BYTES = 65536  # matches segment.h
+ENTRY_BYTES = 64
+MAX_RANKS = ROLL_BYTES // ENTRY_BYTES - 1
+MAGIC = b"weft-shm"
+_TITLE = struct.Struct("<8s3Q")
+_SIGNATURE = struct.Struct("<2Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Who joins what: the same on all ranks but for `rank`. `engine` tells layouts apart that must not be mixed."""
+
+    rank: int
+    size: int
+    generation: int
+    engine: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Mapped memory with all ranks present. The mapping lives as long as anything that views it."""
+
+    memory: mmap.mmap
+    pids: tuple[int, ...]
+    start_times: tuple[int, ...]
+
+
+def join_segment(rendezvous: AbstractRendezvous, member: Membership, num_bytes: int, timeout: float) -> Segment:
+    """Make the segment (rank 0) or open it, sign the roll, and return when all ranks have signed."""
+    deadline = time.monotonic() + timeout
+    if member.rank != 0:
+        return _wait_for_all(_enter(rendezvous, member, num_bytes, deadline), member, deadline)
+    descriptor = os.memfd_create("weft")
+    try:
+        os.truncate(descriptor, num_bytes)
+        memory = _map(descriptor, num_bytes)
+        _TITLE.pack_into(memory, 0, MAGIC, member.size, member.generation, member.engine)
+        _sign(memory, 0)
+        rendezvous.publish(Invitation(os.getpid(), _own_start_time(), descriptor))
+        try:
+            return _wait_for_all(memory, member, deadline)
+        finally:
+            rendezvous.withdraw()
+    finally:
+        os.close(descriptor)
+
+
+def _enter(rendezvous: AbstractRendezvous, member: Membership, num_bytes: int, deadline: float) -> mmap.mmap:
+    """Open what rank 0 offers, passing over an invitation that an earlier, dead rank 0 left."""
+    while True:
+        invitation = rendezvous.fetch(deadline)
+        descriptor = invitation.open() if invitation is not None else None
+        if descriptor is not None:
+            try:
+                _check_bytes(descriptor, num_bytes)
+                memory = _map(descriptor, num_bytes)
+            finally:
+                os.close(descriptor)
+            _check_title(memory, member)
+            _sign(memory, member.rank)
+            return memory
+        if time.monotonic() > deadline:
+            raise PeerLostError("rank 0 did not open the group in time; start it, or give a longer timeout", 0)
+        time.sleep(POLL_SECONDS)
+
+
+def _wait_for_all(memory: mmap.mmap, member: Membership, deadline: float) -> Segment:
+    entries = [_entry(memory, rank) for rank in range(member.size)]
+    while not all(pid for pid, _ in entries):
+        missing = [rank for rank, (pid, _) in enumerate(entries) if not pid]
+        dead = [rank for rank, (pid, start) in enumerate(entries) if pid and read_start_time(pid) != start]
+        if dead:
+            raise PeerLostError(f"rank {dead[0]} died while the group was opened; look at its output", dead[0])
+        if time.monotonic() > deadline:
+            raise PeerLostError(
+                f"ranks did not join the group in time (missing: {missing}); start them, or give a longer timeout",
+                missing[0],
+            )
+        time.sleep(POLL_SECONDS)
+        entries = [_entry(memory, rank) for rank in range(member.size)]
+    return Segment(memory, tuple(pid for pid, _ in entries), tuple(start for _, start in entries))
+
+
+def _map(descriptor: int, num_bytes: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, num_bytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_NORESERVE", 0))
+
+
+def _check_bytes(descriptor: int, num_bytes: int) -> None:
+    found = os.fstat(descriptor).st_size
+    if found != num_bytes:
+        raise UsageError(
+            f"ranks disagree on the group's memory (bytes of rank 0: {found}, here: {num_bytes}); "
+            "give the same size and the same compiler setting to all"
+        )
+
+
+def _check_title(memory: mmap.mmap, member: Membership) -> None:
+    magic, size, generation, engine = _TITLE.unpack_from(memory, 0)
+    if (magic, size, generation, engine) != (MAGIC, member.size, member.generation, member.engine):
+        raise UsageError(
+            f"ranks disagree on the group (rank 0: size {size}, generation {generation}, engine {engine}; "
+            f"here: {member.size}, {member.generation}, {member.engine}); give the same to all"
+        )
+
+
+def _sign(memory: mmap.mmap, rank: int) -> None:
+    at = ENTRY_BYTES * (1 + rank)
+    if _entry(memory, rank)[0]:
+        raise UsageError(f"rank {rank} has joined this group already; give each process a rank of its own")
+    struct.pack_into("<Q", memory, at + 8, _own_start_time())
+    struct.pack_into("<Q", memory, at, os.getpid())  # last: it says that the entry is whole
+
+
+def _entry(memory: mmap.mmap, rank: int) -> tuple[int, int]:
+    pid, start_time = _SIGNATURE.unpack_from(memory, ENTRY_BYTES * (1 + rank))
+    return pid, start_time
+
+
+def _own_start_time() -> int:
+    start_time = read_start_time(os.getpid())
+    assert start_time is not None, "this process is alive"
+    return start_time

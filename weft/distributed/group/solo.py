@@ -1,0 +1,68 @@
+"""The group of one rank: no transport, every call done when it is started."""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from weft.distributed.group import calls
+from weft.distributed.group.calls import Call
+from weft.distributed.group.checks import check_call
+from weft.distributed.group.clock import AbstractClock, RealClock
+from weft.distributed.group.group import AbstractGroup, AbstractWork, DoneWork
+
+__all__ = ["SoloGroup"]
+
+
+@final
+class SoloGroup(AbstractGroup):
+    """One rank by itself. Reductions leave their tensor as it is; gathers and scatters copy.
+
+    >>> group = SoloGroup()
+    >>> total = torch.tensor([1.0, 2.0])
+    >>> group.all_reduce(total)
+    >>> total
+    tensor([1., 2.])
+    """
+
+    def __init__(self, *, clock: AbstractClock | None = None, generation: int = 0) -> None:
+        self._clock = clock or RealClock()
+        self._generation = generation
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    @property
+    def size(self) -> int:
+        return 1
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def clock(self) -> AbstractClock:
+        return self._clock
+
+    def start(self, call: Call) -> AbstractWork:
+        check_call(call, 0, 1)
+        match call:
+            case calls.AllGather() | calls.AllToAll() | calls.ReduceScatter() | calls.Gather() | calls.Scatter():
+                # The checks have made sure that both are given: rank 0 is every root.
+                assert call.output is not None and call.tensor is not None
+                call.output.detach().copy_(call.tensor.detach().reshape(call.output.shape))
+            case calls.NeighbourAllReduce():
+                call.tensor.detach().mul_(call.weights[0][0])
+            case _:
+                pass
+        return DoneWork()
+
+    def split(self, colour: int, key: int) -> AbstractGroup:
+        return SoloGroup(clock=self._clock, generation=self._generation)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def close(self) -> None:
+        pass

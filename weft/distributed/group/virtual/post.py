@@ -1,0 +1,253 @@
+"""Messages and exchanges in virtual time: what is under way between ranks, and who waits for whom."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import final
+
+from torch import Tensor
+
+from weft.distributed.collectives import Exchange
+from weft.distributed.group.calls import Recv, Send
+from weft.distributed.group.group import AbstractWork
+from weft.distributed.group.virtual.scheduler import Scheduler
+from weft.distributed.group.virtual.trace import Span
+from weft.errors import PeerLostError, UsageError
+from weft.planning.network import LinkSchedule
+
+__all__ = ["ExchangeWork", "Membership", "MessageWork", "PostOffice"]
+
+Channel = tuple[int, int, int, int]
+"""Membership, source, target (ranks of the cluster) and tag: messages of one channel keep their order."""
+
+
+@final
+class Membership:
+    """The ranks of one group, shared by all of them."""
+
+    def __init__(self, number: int, ranks: tuple[int, ...]) -> None:
+        self.number = number
+        self.ranks = ranks
+        self.exchanges: dict[tuple[int, int], ExchangeWork] = {}
+        self.loss: tuple[int, str] | None = None
+
+    def lose(self, rank: int, reason: str) -> None:
+        if self.loss is None:
+            self.loss = (self.ranks.index(rank), reason)
+
+    def check(self) -> None:
+        if self.loss is not None:
+            peer, reason = self.loss
+            raise PeerLostError(f"rank {peer} is lost (rank: {peer}, {reason}); start again without it", peer)
+
+
+@final
+class MessageWork(AbstractWork):
+    """A Send or Recv. `done_at` is known as soon as both sides have been started."""
+
+    __slots__ = ("call", "done_at", "exchange", "membership", "office", "peer", "rank", "tensor")
+
+    def __init__(
+        self,
+        office: "PostOffice",
+        membership: Membership,
+        rank: int,
+        call: Send | Recv,
+        exchange: "ExchangeWork | None" = None,
+    ) -> None:
+        self.office = office
+        self.membership = membership
+        self.rank = rank
+        self.call = call
+        self.peer = membership.ranks[call.peer]
+        self.exchange = exchange
+        self.done_at: float | None = None
+
+    def settle(self, moment: float) -> None:
+        self.done_at = moment
+        if self.exchange is not None:
+            self.exchange.settle(moment)
+        elif self.office.waits.get(self.rank) is self:
+            self.office.scheduler.resume(self.rank)
+
+    def wait(self) -> None:
+        while self.done_at is None:
+            self.membership.check()
+            self.office.park(self.rank, self)
+        self.office.scheduler.sleep_until(self.rank, self.done_at)
+
+    def is_done(self) -> bool:
+        self.office.scheduler.check()
+        if self.done_at is None:
+            return self.membership.loss is not None
+        return self.done_at <= self.office.scheduler.now
+
+    def awaited(self) -> "list[MessageWork]":
+        return [self] if self.done_at is None else []
+
+
+@final
+class ExchangeWork(AbstractWork):
+    """A collective: advances by itself, at the moments when its rounds are done, whatever its rank does meanwhile."""
+
+    def __init__(
+        self, office: "PostOffice", membership: Membership, rank: int, number: int, exchange: Exchange, what: str
+    ) -> None:
+        self.office = office
+        self.membership = membership
+        self.rank = rank
+        self.number = number
+        self.what = what
+        self._exchange = exchange
+        self._began = office.scheduler.now
+        self._calls: list[Send | Recv] = []
+        self._received: list[MessageWork] = []
+        self._num_awaited = 0
+        self._round_ends = 0.0
+        self._is_over = False
+        self._error: Exception | None = None
+        membership.exchanges[number, rank] = self
+        self._advance()
+
+    def settle(self, moment: float) -> None:
+        """A message of this round will be here at that moment."""
+        if moment > self._round_ends:
+            self._round_ends = moment
+        self._num_awaited -= 1
+        if self._num_awaited == 0:
+            self.office.scheduler.at(self._round_ends, self.rank, self._advance)
+
+    def wait(self) -> None:
+        while not self._is_over:
+            self.membership.check()
+            self.office.park(self.rank, self)
+        self.office.scheduler.check()
+        if self._error is not None:
+            raise self._error
+
+    def is_done(self) -> bool:
+        self.office.scheduler.check()
+        return self._is_over or self.membership.loss is not None
+
+    def awaited(self) -> list[MessageWork]:
+        return [work for work in self._received if work.done_at is None] if self._num_awaited else []
+
+    def _advance(self) -> None:
+        """The round is done: reduce, and begin the next one when that has taken its time."""
+        scheduler = self.office.scheduler
+        try:
+            calls, bytes_reduced = next(self._exchange)
+        except StopIteration as stop:
+            self._then(stop.value * self.office.gamma, self._end)
+        except Exception as error:
+            self._error = error
+            self._end()
+        else:
+            self._calls = calls
+            self._then(bytes_reduced * self.office.gamma, self._begin_round)
+        assert scheduler.now >= self._began
+
+    def _then(self, seconds: float, action: Callable[[], None]) -> None:
+        if seconds:
+            self.office.scheduler.at(self.office.scheduler.now + seconds, self.rank, action)
+        else:
+            action()
+
+    def _begin_round(self) -> None:
+        office = self.office
+        self._round_ends = office.scheduler.now
+        self._received = []
+        awaited = 0
+        for call in self._calls:
+            work = MessageWork(office, self.membership, self.rank, call, self)
+            if type(call) is Send:
+                moment: float | None = office.send(work)
+            else:
+                moment = office.recv(work)
+                self._received.append(work)
+            if moment is None:
+                awaited += 1
+            elif moment > self._round_ends:
+                self._round_ends = moment
+        self._num_awaited = awaited
+        if awaited == 0:
+            office.scheduler.at(self._round_ends, self.rank, self._advance)
+
+    def _end(self) -> None:
+        office = self.office
+        self._is_over = True
+        del self.membership.exchanges[self.number, self.rank]
+        if office.spans is not None:
+            office.spans.append(Span(self.rank, self._began, office.scheduler.now, self.what, "network"))
+        if office.waits.get(self.rank) is self:
+            office.scheduler.resume(self.rank)
+
+
+@final
+class PostOffice:
+    """Matches sends with receives, books the links, and copies the tensors."""
+
+    def __init__(self, scheduler: Scheduler, links: LinkSchedule, size: int, gamma: float, *, trace: bool) -> None:
+        self.scheduler = scheduler
+        self.gamma = gamma
+        self.spans: list[Span] | None = [] if trace else None
+        self.waits: dict[int, MessageWork | ExchangeWork] = {}
+        self.bytes_sent = [0] * size
+        self.num_messages = 0
+        self._links = links
+        self._arriving: dict[Channel, deque[tuple[Tensor, float]]] = {}
+        self._awaited: dict[Channel, deque[MessageWork]] = {}
+
+    def park(self, rank: int, work: "MessageWork | ExchangeWork") -> None:
+        """Let the rank wait for the work, or for the loss of a peer."""
+        began = self.scheduler.now
+        self.waits[rank] = work
+        try:
+            self.scheduler.park(rank)
+        finally:
+            del self.waits[rank]
+        if self.spans is not None and self.scheduler.now > began:
+            self.spans.append(Span(rank, began, self.scheduler.now, "wait"))
+
+    def send(self, work: MessageWork) -> float:
+        """Put the message on its way; when the sender is done with it."""
+        tensor = work.call.tensor.detach()
+        num_bytes = tensor.numel() * tensor.element_size()
+        self.num_messages += 1
+        self.bytes_sent[work.rank] += num_bytes
+        sent, received = self._links.transfer(work.rank, work.peer, num_bytes, self.scheduler.now)
+        channel = (work.membership.number, work.rank, work.peer, work.call.tag)
+        awaited = self._awaited.get(channel)
+        if awaited:
+            receiver = awaited.popleft()
+            if not awaited:
+                del self._awaited[channel]
+            # The receiver's tensor belongs to the call until it is done, so it may be filled before it is there.
+            _deliver(tensor, receiver.call.tensor)
+            receiver.settle(received)
+        else:
+            self._arriving.setdefault(channel, deque()).append((tensor.clone(), received))
+        work.done_at = sent
+        return sent
+
+    def recv(self, work: MessageWork) -> float | None:
+        """When the message is here, or None where it has not been sent."""
+        channel = (work.membership.number, work.peer, work.rank, work.call.tag)
+        arriving = self._arriving.get(channel)
+        if not arriving:
+            self._awaited.setdefault(channel, deque()).append(work)
+            return None
+        tensor, received = arriving.popleft()
+        if not arriving:
+            del self._arriving[channel]
+        _deliver(tensor, work.call.tensor)
+        work.done_at = max(received, self.scheduler.now)
+        return work.done_at
+
+
+def _deliver(source: Tensor, target: Tensor) -> None:
+    if source.numel() != target.numel() or source.dtype != target.dtype:
+        raise UsageError(
+            f"message does not fit its receiver (sent: {tuple(source.shape)} {source.dtype}, "
+            f"expected: {tuple(target.shape)} {target.dtype}); send and receive the same size and type"
+        )
+    target.detach().copy_(source.view(target.shape) if source.shape != target.shape else source)

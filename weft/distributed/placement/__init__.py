@@ -1,0 +1,8 @@
+"""What is split among ranks: data so far."""
+
+from weft.distributed.placement.all_reduce import AllReduceExchange
+from weft.distributed.placement.data_parallel import DataParallel
+from weft.distributed.placement.exchange import AbstractExchange
+from weft.distributed.placement.server import ServerExchange
+
+__all__ = ["AbstractExchange", "AllReduceExchange", "DataParallel", "ServerExchange"]

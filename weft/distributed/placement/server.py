@@ -1,0 +1,96 @@
+"""The same mathematics through parameter servers: gradients go to an owner, parameters come back.
+
+rank 0 = shard 0 owns w1, b3     every rank: reduce each gradient to its owner, in rank order
+rank 1 = shard 1 owns w2, b1     the owner:  update what it owns, with its own part of the optimizer state
+rank 2                           every rank: receive each parameter from its owner
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from weft.distributed.group.calls import Broadcast, Reduce
+from weft.distributed.group.group import AbstractGroup
+from weft.distributed.placement.exchange import AbstractExchange, report_loss
+from weft.training.gradients import clip_factor
+from weft.training.optimizers import OptimizerState
+from weft.training.replicas import Update
+
+__all__ = ["ServerExchange", "assign_owners"]
+
+
+def assign_owners(parameters: Mapping[str, Tensor], num_shards: int) -> dict[str, int]:
+    """Each parameter to the shard with the fewest bytes so far, largest parameter first: even within one tensor."""
+    load = [0] * num_shards
+    owners: dict[str, int] = {}
+    for name, parameter in sorted(parameters.items(), key=lambda item: (-item[1].nbytes, item[0])):
+        owners[name] = load.index(min(load))
+        load[owners[name]] += parameter.nbytes
+    return {name: owners[name] for name in parameters}
+
+
+@final
+class ServerExchange(AbstractExchange):
+    """Shard s is rank s. Bitwise the all-reduce run: reductions follow the order of ranks, updates are the same."""
+
+    def __init__(self, group: AbstractGroup, parameters: Mapping[str, Tensor], num_shards: int) -> None:
+        self._group = group
+        self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
+        self._owners = assign_owners(self._parameters, num_shards)
+        self.begin(1.0)
+
+    def begin(self, weight: float) -> None:
+        self._weight = weight
+        self._gradients: dict[str, Tensor | None] = {}
+
+    def add(self, name: str, gradient: Tensor | None) -> None:
+        self._gradients[name] = gradient
+
+    def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
+        total, is_present = report_loss(self._group, loss, self._gradients, list(self._parameters))
+        owned = self._reduce_to_owners([name for name in self._parameters if is_present[name]])
+        if not math.isfinite(total):
+            return total, update.state
+        if update.clip_norm is not None:
+            owned = self._clip(owned, [name for name in self._parameters if is_present[name]], update.clip_norm)
+        state = replace(update, clip_norm=None).apply(owned)
+        works = [self._group.start(Broadcast(update.parameters[n].detach(), root)) for n, root in self._owners.items()]
+        for work in works:
+            work.wait()
+        return total, state
+
+    def collect(self, state: OptimizerState) -> OptimizerState:
+        """Owners send the slots that they alone keep up to date."""
+        slots = {name: {slot: tensor.clone() for slot, tensor in own.items()} for name, own in state.slots.items()}
+        for name, owner in self._owners.items():
+            for tensor in slots[name].values():
+                self._group.broadcast(tensor, owner)
+        return replace(state, slots=slots)
+
+    def _reduce_to_owners(self, names: list[str]) -> dict[str, Tensor]:
+        messages = {name: self._weighted(name) for name in names}
+        works = [self._group.start(Reduce(message, self._owners[name])) for name, message in messages.items()]
+        for work in works:
+            work.wait()
+        return {name: message for name, message in messages.items() if self._owners[name] == self._group.rank}
+
+    def _weighted(self, name: str) -> Tensor:
+        gradient = self._gradients.get(name)
+        return (
+            torch.zeros_like(self._parameters[name]) if gradient is None else gradient.contiguous().mul_(self._weight)
+        )
+
+    def _clip(self, owned: dict[str, Tensor], names: list[str], limit: float) -> dict[str, Tensor]:
+        """Owners tell each other the norms of what they own, so that all scale by the same factor."""
+        norms = torch.zeros(len(names), dtype=torch.float64)
+        for i, name in enumerate(names):
+            if name in owned:
+                norms[i] = torch.linalg.vector_norm(owned[name])
+        self._group.all_reduce(norms)
+        dtype = next(iter(self._parameters.values())).dtype
+        factor = clip_factor(list(norms.to(dtype)), limit)
+        return {name: gradient * factor for name, gradient in owned.items()}
