@@ -1,1 +1,56 @@
-"""Weft."""
+"""Weft trains a PyTorch model in parallel in every way the field knows, and proves that the result is right."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weft.engines.weave import weave
+    from weft.errors import WeftError
+    from weft.metrics.measure import Measurements, measure, measured, measurements
+    from weft.metrics.metric import Rule
+    from weft.specs import Plan, parse_plan
+    from weft.training.component import Component
+    from weft.training.recipe import Fixed, Mutable, Recipe
+
+__all__ = [
+    "Component",
+    "Fixed",
+    "Measurements",
+    "Mutable",
+    "Plan",
+    "Recipe",
+    "Rule",
+    "WeftError",
+    "measure",
+    "measured",
+    "measurements",
+    "parse_plan",
+    "weave",
+]
+
+# Imported when first used: `weft --help` must not wait for torch.
+_HOMES = {
+    "Component": "weft.training.component",
+    "Fixed": "weft.training.recipe",
+    "Measurements": "weft.metrics.measure",
+    "Mutable": "weft.training.recipe",
+    "Plan": "weft.specs",
+    "Recipe": "weft.training.recipe",
+    "Rule": "weft.metrics.metric",
+    "WeftError": "weft.errors",
+    "measure": "weft.metrics.measure",
+    "measured": "weft.metrics.measure",
+    "measurements": "weft.metrics.measure",
+    "parse_plan": "weft.specs",
+    "weave": "weft.engines.weave",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,7 +5,7 @@ import io
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from weft.report.table import Prose, aligned, section
+from weft.report.table import Cell, Prose, aligned, section
 
 
 def lines_at(width: int, content: RenderableType) -> list[str]:
@@ -16,7 +16,7 @@ def lines_at(width: int, content: RenderableType) -> list[str]:
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
-    rows = [("a", "1", "x"), ("bbbb", "1,000", Text("yy"))]
+    rows: list[tuple[Cell, ...]] = [("a", "1", "x"), ("bbbb", "1,000", Text("yy"))]
     assert [line.plain for line in aligned("lrl", rows)] == ["a         1  x", "bbbb  1,000  yy"]
 
 

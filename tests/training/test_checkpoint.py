@@ -185,21 +185,25 @@ def test_when_none_is_whole(tmp_path: Path) -> None:
     assert len(said) == 2
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("flip"), snapshot_of(x=torch.arange(3)))
+
+
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), name=st.sampled_from(["index.json", FILE]))
-def test_no_flipped_bit_goes_unseen(
-    tmp_path_factory: pytest.TempPathFactory, place: float, bit: int, name: str
-) -> None:
-    path = write_checkpoint(tmp_path_factory.mktemp("flip"), snapshot_of(x=torch.arange(3)))
-    before = read_checkpoint(path)
-    content = bytearray((path / name).read_bytes())
-    content[int(place * len(content))] ^= 1 << bit
-    (path / name).write_bytes(content)
+def test_no_flipped_bit_goes_unseen(whole: Path, place: float, bit: int, name: str) -> None:
+    content = (whole / name).read_bytes()
+    flipped = bytearray(content)
+    flipped[int(place * len(content))] ^= 1 << bit
+    (whole / name).write_bytes(flipped)
     try:
-        found = read_checkpoint(path)
+        found = read_checkpoint(whole)
     except CorruptFileError:
         return
+    finally:
+        (whole / name).write_bytes(content)
     # White space of the index is all that may change.
-    assert name == "index.json" and found.progress == before.progress and found.step == before.step
+    assert name == "index.json" and found.step == 1 and found.progress == {"samples": 7}
     assert torch.equal(found.entries["x"].parts[0], torch.arange(3))
 
 

@@ -34,8 +34,8 @@ def write_module(folder: Path, text: str, name: str = "models.py") -> str:
 
 
 def test_component_is_a_value() -> None:
-    one = Component("net", width=3, hidden=[1, (2, 3)])
-    two = Component("net", hidden=(1, [2, 3]), width=3)
+    one = Component("net", width=3, hidden=(1, (2, 3)))
+    two = Component.from_dict({"name": "net", "options": {"hidden": [1, [2, 3]], "width": 3}})
     assert one == two and hash(one) == hash(two)
     assert one != Component("net", width=4) != one.with_option("width", 4)
     assert one.with_option("width", 4) == Component("net", hidden=(1, (2, 3)), width=4)

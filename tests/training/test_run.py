@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft.errors import CorruptFileError, DivergedError, RecipeError, RunFolderError, StorageError, UsageError
+from weft.errors import CorruptFileError, DivergedError, RunFolderError, StorageError, UsageError
 from weft.metrics.record import RunRecord
 from weft.metrics.record_file import read_record
 from weft.metrics.run_folder import RunFolder, create_run_folder
@@ -176,7 +176,7 @@ def test_divergence_names_step_and_tensor_and_counts_as_infinity(tmp_path: Path)
         ("batch_size", "0", "must be positive"),
         ("epochs", "-1", "must be positive"),
         ("accumulate", "4096", "more micro-batches"),
-        ("plan", "data=2", "not available"),
+        ("plan", "tensor=2", "not available"),
         ("model", "mpl", "did you mean 'mlp'"),
         ("model.hiden", "3", "did you mean 'hidden'"),
         ("optimizer.lr", "fast", "wrong type"),
@@ -187,7 +187,7 @@ def test_divergence_names_step_and_tensor_and_counts_as_infinity(tmp_path: Path)
 def test_what_cannot_be_done_is_refused_before_anything_is_written(
     tmp_path: Path, key: str, value: str, text: str
 ) -> None:
-    with pytest.raises(RecipeError, match=text):
+    with pytest.raises(UsageError, match=text):
         run_recipe(tiny(**{key: value}), folder=RunFolder(tmp_path / "run"), seeds=(0,))
     assert not (tmp_path / "run").exists()
 

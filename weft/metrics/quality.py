@@ -12,7 +12,7 @@ any other way to cut the data, changes nothing:
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from weft.errors import UsageError
 from weft.specs import IGNORED
 
 __all__ = [
+    "KINDS",
     "QUALITY",
     "QualityMetric",
     "Tally",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 Kind = Literal["empty", "mean", "root mean square", "maximum"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)

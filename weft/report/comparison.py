@@ -20,6 +20,7 @@ from weft.report.rows import (
     metric_of,
     rank,
     spread_of,
+    value_names,
 )
 from weft.report.settings import Difference, differences
 from weft.report.table import Cell, aligned, note, section
@@ -64,7 +65,7 @@ def check_comparable(a: RunRecord, b: RunRecord) -> None:
 
 def compare_runs(a: RunRecord, b: RunRecord) -> RunComparison:
     """Compare every metric that both runs have; whether they may be compared is `check_comparable`'s to say."""
-    values_a, values_b = measured_values(a), measured_values(b)
+    values_a, values_b = measured_values(a, value_names(b)), measured_values(b, value_names(a))
     shared = [name for name in values_a if name in values_b]
     if not shared:
         raise ComparisonError(

@@ -1,7 +1,6 @@
 """How, with what and where a run was made."""
 
 from weft.metrics.record import RunRecord
-from weft.report.quantity import scale_of
 from weft.report.settings import PARTS, settings_of
 
 __all__ = ["provenance_rows"]
@@ -35,12 +34,11 @@ def _source(record: RunRecord) -> str:
 
 def _machine(record: RunRecord) -> str:
     machine = record.machine
-    memory = machine.get("memory_bytes", 0)
     facts = [
         str(machine.get("cpu", "")),
         *map(str, machine.get("cpu_features", [])),
         f"{machine['cores']} cores" if machine.get("cores") else "",
-        f"{scale_of([memory], 'B').format(memory)} {scale_of([memory], 'B').unit}" if memory else "",
+        f"{machine['memory_bytes'] / 1e9:.1f} GB" if machine.get("memory_bytes") else "",
         f"{machine['torch_threads']} threads" if machine.get("torch_threads") else "",
         *map(str, machine.get("cuda_devices", [])),
     ]

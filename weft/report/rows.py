@@ -1,7 +1,7 @@
 """Every metric of a record as one row: a statistic over the repetitions, and how far it can be trusted."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from weft.errors import RecipeError
@@ -42,18 +42,21 @@ def metric_rows(record: RunRecord) -> list[MetricRow]:
     return [row_of(name, values) for name, values in measured_values(record).items()]
 
 
-def measured_values(record: RunRecord) -> dict[str, list[float]]:
-    """The values of every metric over all repetitions.
+def measured_values(record: RunRecord, also: Iterable[str] = ()) -> dict[str, list[float]]:
+    """The values of every metric over all repetitions; `also` names metrics that a run which failed would have had.
 
     A loop that a user measured has no repetitions to speak of, so there the steps of its series count, without their
     warm-up. The series of a recipe's run are left alone: its repetitions are what is independent.
     """
-    names = dict.fromkeys(name for repetition in record.repetitions for name in repetition.values)
-    found = {name: _with_failures(name, record) for name in names}
+    found = {name: _with_failures(name, record) for name in dict.fromkeys([*value_names(record), *also])}
     if not record.recipe:
         series = [pair for repetition in record.repetitions for pair in repetition.series.items()]
         found |= {name: [v for other, values in series if other == name for v in _steady(values)] for name, _ in series}
     return {name: values for name, values in found.items() if values}
+
+
+def value_names(record: RunRecord) -> list[str]:
+    return list(dict.fromkeys(name for repetition in record.repetitions for name in repetition.values))
 
 
 def row_of(name: str, values: Sequence[float]) -> MetricRow:

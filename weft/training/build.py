@@ -11,6 +11,7 @@ from weft.errors import RecipeError, UsageError
 from weft.graph import AbstractExecutor, EagerExecutor, Loss, ReferenceExecutor
 from weft.metrics.metric import find_metric
 from weft.metrics.quality import QUALITY
+from weft.specs import parse_plan
 from weft.training.component import Component, build, check_options
 from weft.training.datasets import DATASETS, Splits
 from weft.training.loop import Task, TrainingState
@@ -18,6 +19,7 @@ from weft.training.losses import LOSSES
 from weft.training.models import MODELS
 from weft.training.optimizers import OPTIMIZERS
 from weft.training.recipe import Recipe
+from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.sampling import SAMPLERS
 from weft.training.schedules import SCHEDULES
 
@@ -72,8 +74,14 @@ def check_recipe(recipe: Recipe) -> None:
     if mutable.accumulate > mutable.batch_size:
         numbers = f"accumulate: {mutable.accumulate}, batch_size: {mutable.batch_size}"
         raise RecipeError(f"more micro-batches than samples in a batch ({numbers}); lower accumulate")
-    if mutable.plan != "data=1":
-        raise RecipeError(f"plan is not available in this version (plan: {mutable.plan}); --set plan=data=1")
+    plan = parse_plan(mutable.plan)
+    if plan.num_ranks > mutable.batch_size:
+        numbers = f"ranks: {plan.num_ranks}, batch_size: {mutable.batch_size}"
+        raise RecipeError(f"more ranks than samples in a batch ({numbers}); raise batch_size or use fewer ranks")
+    if plan.topology.name == "server" and mutable.optimizer.name == "torch":
+        raise RecipeError(
+            "torch.optim keeps its state to itself, servers must share theirs (optimizer: torch); use adam"
+        )
 
 
 def build_splits(recipe: Recipe) -> Splits:
@@ -85,8 +93,11 @@ def build_splits(recipe: Recipe) -> Splits:
     return splits
 
 
-def build_task(recipe: Recipe, splits: Splits, seed: int) -> tuple[Task, TrainingState]:
-    """The parts of a training and its state at step 0, which depend on the recipe, the data and the seed alone."""
+def build_task(
+    recipe: Recipe, splits: Splits, seed: int, replicas: AbstractReplicas | None = None
+) -> tuple[Task, TrainingState]:
+    """The parts of a training and its state at step 0, which depend on the recipe, the data, the seed and the rank."""
+    replicas = replicas or SoloReplicas()
     fixed, mutable = recipe.fixed, recipe.mutable
     size = len(splits.train)
     total_samples = max(1, round(fixed.epochs * size))
@@ -108,8 +119,9 @@ def build_task(recipe: Recipe, splits: Splits, seed: int) -> tuple[Task, Trainin
         target=fixed.target,
         accumulate=mutable.accumulate,
         clip_norm=mutable.clip_norm,
+        replicas=replicas,
     )
-    random = torch.Generator().manual_seed(derive_seed(seed, "dropout")).get_state()
+    random = torch.Generator().manual_seed(derive_seed(seed, f"dropout/{replicas.rank}")).get_state()
     model = replace(task.executor.initial_state(), random=random)
     return task, TrainingState(model, task.optimizer.init(model.parameters))
 

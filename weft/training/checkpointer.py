@@ -5,9 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from weft.training.checkpoint import write_checkpoint
 from weft.training.loop import TrainingState
 from weft.training.recipe import Mutable
+from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.snapshot import take_snapshot
 
 __all__ = ["Checkpointer"]
@@ -20,6 +23,7 @@ class Checkpointer:
         folder: where the checkpoints of this repetition go.
         settings: the recipe's `checkpoint_steps` and `checkpoint_seconds`.
         progress: what else the checkpoint must carry, asked for when it is written.
+        replicas: the ranks that save together; rank 0 decides when, and writes.
     """
 
     def __init__(
@@ -27,8 +31,10 @@ class Checkpointer:
         folder: Path,
         settings: Mutable,
         progress: Callable[[], dict[str, Any]],
+        replicas: AbstractReplicas | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._replicas = replicas or SoloReplicas()
         self._folder = folder
         self._every_steps = settings.checkpoint_steps
         self._every_seconds = settings.checkpoint_seconds
@@ -38,14 +44,18 @@ class Checkpointer:
         self._written_step: int | None = None
 
     def __call__(self, state: TrainingState) -> None:
-        if self._is_due(state.step):
+        is_due = self._replicas.rank == 0 and self._is_due(state.step)
+        if self._replicas.sum(torch.tensor([float(is_due)])).item():
             self.write(state)
 
     def write(self, state: TrainingState) -> None:
         """Write now, unless this very step is on disk already."""
         if state.step == self._written_step:
             return
-        write_checkpoint(self._folder, take_snapshot(state, self._progress()))
+        self._replicas.align(state.model.buffers)
+        snapshot = take_snapshot(state, self._progress(), self._replicas)
+        if self._replicas.rank == 0:
+            write_checkpoint(self._folder, snapshot)
         self._written_at, self._written_step = self._clock(), state.step
 
     def _is_due(self, step: int) -> bool:

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 
 from weft.graph import AbstractExecutor, State
-from weft.metrics.quality import QUALITY, Tally
+from weft.metrics.quality import KINDS, QUALITY, Tally
 from weft.training.datasets import AbstractDataset
+from weft.training.replicas import AbstractReplicas, SoloReplicas
 
 __all__ = ["evaluate"]
 
@@ -15,13 +16,27 @@ BATCH_SIZE = 256
 
 
 def evaluate(
-    executor: AbstractExecutor, state: State, dataset: AbstractDataset, metrics: Sequence[str]
+    executor: AbstractExecutor,
+    state: State,
+    dataset: AbstractDataset,
+    metrics: Sequence[str],
+    replicas: AbstractReplicas | None = None,
 ) -> dict[str, float]:
-    """The loss and the named metrics over every sample; a ragged last batch weighs by its targets."""
-    tallies = {name: Tally() for name in ("loss", *metrics)}
-    for indices in torch.arange(len(dataset)).split(BATCH_SIZE):
-        batch = dataset.take(indices)
+    """The loss and the named metrics over every sample; a ragged last batch weighs by its targets.
+
+    Batches are dealt out to the ranks in turn, and their tallies are added in the order of the batches, so that any
+    number of ranks gives the same bits.
+    """
+    replicas = replicas or SoloReplicas()
+    names = ("loss", *metrics)
+    batches = torch.arange(len(dataset)).split(BATCH_SIZE)
+    numbers = torch.zeros(len(batches), len(names), 3, dtype=torch.float64)
+    for i in range(replicas.rank, len(batches), replicas.size):
+        batch = dataset.take(batches[i])
         outputs = executor.infer(state, batch)
-        for name, tally in tallies.items():
-            tallies[name] = tally + QUALITY[name](outputs.predictions, batch.targets, outputs.loss, batch.num_targets)
-    return {name: tally.value for name, tally in tallies.items()}
+        for j, name in enumerate(names):
+            tally = QUALITY[name](outputs.predictions, batch.targets, outputs.loss, batch.num_targets)
+            numbers[i, j] = torch.tensor([KINDS.index(tally.kind), tally.amount, tally.count], dtype=torch.float64)
+    rows = replicas.sum(numbers).tolist()
+    tallies = [[Tally(KINDS[int(kind)], amount, int(count)) for kind, amount, count in row] for row in rows]
+    return {name: sum(column, Tally()).value for name, column in zip(names, zip(*tallies, strict=True), strict=True)}

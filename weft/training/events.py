@@ -1,9 +1,10 @@
 """What happens during training, as data. A listener is any function that takes an event."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.metrics.record import Evaluation
+from weft.training.replicas import Traffic
 
 __all__ = [
     "EpochEnded",
@@ -40,6 +41,7 @@ class StepResult:
     loss: float
     lr: float
     num_samples: int
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from weft.graph import AbstractExecutor, State
+from weft.graph import AbstractExecutor, GradientSink, State
 from weft.specs import Batch
 
 __all__ = ["Gradients", "clip_by_norm", "clip_factor", "gradients_of", "use_point"]
@@ -15,30 +15,36 @@ Gradients = Mapping[str, Tensor | None]
 
 
 def gradients_of(
-    executor: AbstractExecutor, state: State, batch: Batch, num_pieces: int = 1
-) -> tuple[float, Gradients, State]:
-    """Mean loss and gradients of a batch, computed in `num_pieces` micro-batches that weigh by their targets."""
-    loss, total = 0.0, dict[str, Tensor | None]()
-    for piece in batch.split(num_pieces) if num_pieces > 1 else [batch]:
-        found = dict[str, Tensor | None]()
-        outputs, state = executor(state, piece, found.__setitem__)
-        weight = piece.num_targets / batch.num_targets
+    executor: AbstractExecutor, state: State, batch: Batch, num_pieces: int, on_gradient: GradientSink
+) -> tuple[float, State]:
+    """The mean loss of a batch, computed in micro-batches that weigh by their targets; gradients go to the sink.
+
+    The sink gets each gradient during the last micro-batch's backward, as soon as it is complete.
+    """
+    pieces = batch.split(num_pieces) if num_pieces > 1 else [batch]
+    weights = [piece.num_targets / batch.num_targets for piece in pieces] if num_pieces > 1 else [1.0]
+    loss, sums = 0.0, dict[str, Tensor | None]()
+    for i, (piece, weight) in enumerate(zip(pieces, weights, strict=True)):
+        is_last = i == len(pieces) - 1
+        outputs, state = executor(state, piece, _accumulate(sums, weight, on_gradient if is_last else None))
         loss += weight * outputs.loss.item()
-        total = _add(total, found, weight)
-    return loss, total, state
+    return loss, state
 
 
-def _add(total: dict[str, Tensor | None], found: dict[str, Tensor | None], weight: float) -> dict[str, Tensor | None]:
-    if weight == 1.0:
-        return found
-    for name, gradient in found.items():
-        before = total.get(name)
-        if gradient is not None:
+def _accumulate(sums: dict[str, Tensor | None], weight: float, on_complete: GradientSink | None) -> GradientSink:
+    """A sink that adds weighted gradients to `sums`, or, in the last round, hands each sum over."""
+
+    def add(name: str, gradient: Tensor | None) -> None:
+        before = sums.pop(name, None)
+        if gradient is not None and weight != 1.0:
             gradient.mul_(weight)
-            total[name] = gradient if before is None else before.add_(gradient)
+        total = gradient if before is None else before if gradient is None else before.add_(gradient)
+        if on_complete is None:
+            sums[name] = total
         else:
-            total.setdefault(name, None)
-    return total
+            on_complete(name, total)
+
+    return add
 
 
 def clip_by_norm(gradients: Gradients, limit: float) -> Gradients:

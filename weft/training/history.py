@@ -5,6 +5,7 @@ from typing import Any
 
 from weft.metrics.record import Evaluation
 from weft.training.events import EvaluationEnded, Event, StepEnded
+from weft.training.replicas import Traffic
 
 __all__ = ["History"]
 
@@ -17,6 +18,7 @@ class History:
     losses: list[float] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
     step_samples: list[int] = field(default_factory=list)
+    step_traffic: list[Traffic] = field(default_factory=list)
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -24,6 +26,7 @@ class History:
                 self.losses.append(result.loss)
                 self.step_seconds.append(seconds)
                 self.step_samples.append(result.num_samples)
+                self.step_traffic.append(result.traffic)
             case EvaluationEnded(_, _, evaluation):
                 self.evaluations.append(evaluation)
             case _:
@@ -38,3 +41,4 @@ class History:
         self.losses = list(data["losses"])
         self.step_seconds = list(data["step_seconds"])
         self.step_samples = list(data["step_samples"])
+        self.step_traffic = [Traffic(**traffic) for traffic in data["step_traffic"]]

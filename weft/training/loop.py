@@ -3,11 +3,11 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from weft.errors import DivergedError
+from weft.errors import DivergedError, PeerLostError, TrainingError
 from weft.graph import AbstractExecutor, State
 from weft.metrics.metric import Rule
 from weft.metrics.record import Evaluation
@@ -16,8 +16,9 @@ from weft.training import events
 from weft.training.datasets import Splits
 from weft.training.evaluation import evaluate
 from weft.training.events import Listener, Progress, StepResult, StopTraining
-from weft.training.gradients import clip_by_norm, gradients_of, use_point
+from weft.training.gradients import gradients_of, use_point
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
+from weft.training.replicas import AbstractReplicas, SoloReplicas, Update
 from weft.training.sampling import Sampler, SamplerState
 from weft.training.schedules import Schedule
 
@@ -39,6 +40,7 @@ class Task:
     target: Rule | None = None  # on the validation split
     accumulate: int = 1
     clip_norm: float | None = None
+    replicas: AbstractReplicas = field(default_factory=SoloReplicas)
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,9 @@ def train(
             emit(events.StepStarted(progress_of(task, state)))
             epoch, started = state.sampler.epoch, clock()
             state, result = take_step(task, state)
-            emit(events.StepEnded(progress_of(task, state), result, seconds=clock() - started))
+            stop = _stop_wished(emit, events.StepEnded(progress_of(task, state), result, clock() - started))
+            if task.replicas.sum(torch.tensor([float(stop is not None)])).item():
+                raise StopTraining(stop or "another rank wished to stop")
             if state.sampler.epoch != epoch:
                 emit(events.EpochEnded(epoch))
             save(state)
@@ -107,23 +111,34 @@ def train(
 
 
 def take_step(task: Task, state: TrainingState) -> tuple[TrainingState, StepResult]:
-    """One batch: gradients, clipping, update. The given state is consumed."""
+    """One global batch: this rank's gradients, the exchange with the others, the update. The state is consumed."""
     indices, sampler = task.sampler.next_batch(state.sampler)
-    batch = task.splits.train.take(indices, state.sampler.epoch)
+    batch = task.splits.train.take(task.replicas.share(indices), state.sampler.epoch)
     lr = task.optimizer.lr * task.schedule(state.samples)
+    weight = _weight(task, batch, len(indices))
 
-    parameters = state.model.parameters
+    parameters, loss, model = state.model.parameters, 0.0, state.model
     with use_point(parameters, task.optimizer.prepare(parameters, state.optimizer)):
-        loss, gradients, model = gradients_of(task.executor, state.model, batch, task.accumulate)
-        if not math.isfinite(loss):
-            raise DivergedError(_divergence(task, state, batch, loss))
-    if task.clip_norm is not None:
-        gradients = clip_by_norm(gradients, task.clip_norm)
-    optimizer = task.optimizer.update(gradients, parameters, state.optimizer, lr)
+        on_gradient = task.replicas.begin(weight)
+        if len(batch):
+            loss, model = gradients_of(task.executor, state.model, batch, task.accumulate, on_gradient)
+    update = Update(task.optimizer, parameters, state.optimizer, lr, task.clip_norm)
+    total, optimizer = task.replicas.finish(weight * loss, update)
+    if not math.isfinite(total):
+        raise _divergence(task, state, batch, loss if len(batch) else total)
 
-    samples = state.samples + len(batch)
+    samples = state.samples + len(indices)
     after = replace(state, model=model, optimizer=optimizer, sampler=sampler, step=state.step + 1, samples=samples)
-    return after, StepResult(loss, lr, len(batch))
+    return after, StepResult(total, lr, len(indices), task.replicas.traffic())
+
+
+def _stop_wished(emit: Listener, event: events.StepEnded) -> str | None:
+    """Why a listener wishes to stop, if one does: ranks that train together must stop after the same step."""
+    try:
+        emit(event)
+    except StopTraining as stop:
+        return str(stop)
+    return None
 
 
 def is_evaluation_due(task: Task, state: TrainingState) -> bool:
@@ -142,15 +157,27 @@ def progress_of(task: Task, state: TrainingState) -> Progress:
 
 
 def _evaluate(task: Task, state: TrainingState, clock: Callable[[], float]) -> Evaluation:
-    found = evaluate(task.executor, state.model, task.splits.validation, task.metrics)
+    task.replicas.align(state.model.buffers)
+    found = evaluate(task.executor, state.model, task.splits.validation, task.metrics, task.replicas)
     if not math.isfinite(found["loss"]):  # an update that overflowed shows here first, or nowhere after the last step
         batch = task.splits.validation.take(torch.arange(min(len(task.splits.validation), 32)))
-        raise DivergedError(_divergence(task, state, batch, found["loss"]))
+        raise _divergence(task, state, batch, found["loss"])
     values = {f"validation/{name}": value for name, value in found.items()}
     return Evaluation(state.step, state.samples, progress_of(task, state).epoch, clock(), values)
 
 
-def _divergence(task: Task, state: TrainingState, batch: Batch, loss: float) -> str:
+def _weight(task: Task, batch: Batch, num_samples: int) -> float:
+    """How much this rank's mean counts in the mean of all: by samples, or by targets where samples differ in them."""
+    if task.replicas.size == 1:
+        return 1.0
+    if task.splits.train.lengths() is None:
+        return len(batch) / num_samples
+    return batch.num_targets / task.replicas.sum(torch.tensor([batch.num_targets], dtype=torch.float64)).item()
+
+
+def _divergence(task: Task, state: TrainingState, batch: Batch, loss: float) -> TrainingError:
+    if math.isfinite(loss):
+        return PeerLostError("loss of another rank is not finite; that rank says why", peer=-1)
     bad = task.executor.first_bad_tensor(state.model, batch) or "the loss itself"
     where = f"step: {state.step}, loss: {loss}, first bad tensor: {bad}"
-    return f"loss is not finite ({where}); lower the learning rate, warm up, or clip gradients"
+    return DivergedError(f"loss is not finite ({where}); lower the learning rate, warm up, or clip gradients")

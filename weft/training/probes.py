@@ -1,8 +1,10 @@
 """What a step costs and what the sampler does, measured once, off the clock."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 import torch
 
@@ -11,10 +13,11 @@ from weft.metrics.flops import count_flops, share_of_peak
 from weft.metrics.memory import use_process_memory_peak, use_tensor_memory_peak
 from weft.metrics.sampling import dataset_bias, sampler_order
 from weft.training.events import Event
-from weft.training.loop import Task, TrainingState
-from weft.training.sampling import SamplerState
+from weft.training.loop import Task, TrainingState, take_step
+from weft.training.replicas import SoloReplicas
+from weft.training.sampling import Ordered, Sampler, SamplerState
 
-__all__ = ["ResourceWatch", "probe_data", "probe_step", "use_resource_watch"]
+__all__ = ["ResourceWatch", "probe_data", "probe_scaling", "probe_step", "use_resource_watch"]
 
 
 @dataclass
@@ -60,6 +63,38 @@ def probe_step(task: Task, state: TrainingState, throughput: float) -> dict[str,
         "share_of_peak": share_of_peak(flops * throughput),
         "peak_tensor_memory": float(peak.num_bytes),
     }
+
+
+def probe_scaling(task: Task, state: TrainingState, step_time: float) -> dict[str, float]:
+    """What working together cost: the steps of one rank alone, on as many samples as it had, against those of all.
+
+    Rank 0 takes the steps while the others wait. Its state is put back, for it is what was trained.
+    """
+    if task.replicas.size == 1:
+        return {}
+    alone = median(_steps_alone(task, state)) if task.replicas.rank == 0 else 0.0
+    task.replicas.sum(torch.zeros(1))  # the others wait here
+    return {"scaling_efficiency": alone / step_time, "communication_overhead": step_time - alone}
+
+
+def _steps_alone(task: Task, state: TrainingState) -> list[float]:
+    """Seconds of each of some steps by this rank on its own, on its share of a batch."""
+    kept = {name: tensor.detach().clone() for name, tensor in state.model.parameters.items()}
+    buffers = {name: tensor.clone() for name, tensor in state.model.buffers.items()}
+    order = Ordered(len(task.splits.train))
+    sampler = Sampler(order, max(1, task.sampler.batch_size // task.replicas.size), drop_last=True)
+    alone = replace(task, replicas=SoloReplicas(), sampler=sampler)
+    state = replace(state, optimizer=task.optimizer.init(state.model.parameters), sampler=SamplerState())
+    seconds: list[float] = []
+    while len(seconds) < 5 or (sum(seconds) < 1.0 and len(seconds) < 50):
+        started = time.perf_counter()
+        state, _ = take_step(alone, state)
+        seconds.append(time.perf_counter() - started)
+    with torch.no_grad():
+        for own, before in ((state.model.parameters, kept), (state.model.buffers, buffers)):
+            for name, tensor in own.items():
+                tensor.copy_(before[name])
+    return seconds
 
 
 def probe_data(task: Task) -> dict[str, float]:

@@ -19,7 +19,7 @@ from weft.graph import GradientSink, State
 from weft.training.gradients import clip_by_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
 
-__all__ = ["AbstractReplicas", "SoloReplicas", "Update"]
+__all__ = ["AbstractReplicas", "SoloReplicas", "Traffic", "Update"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,15 @@ class Update:
         if self.clip_norm is not None:
             gradients = clip_by_norm(gradients, self.clip_norm)
         return self.optimizer.update(gradients, self.parameters, self.state, self.lr)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the exchange of one step cost this rank."""
+
+    exposed: float = 0.0  # seconds that the rank waited
+    hidden: float = 0.0  # seconds that messages were under way while it computed
+    num_bytes: int = 0  # handed to the transport
 
 
 class AbstractReplicas(ABC):
@@ -67,6 +76,10 @@ class AbstractReplicas(ABC):
 
         No parameter is written if the sum is not finite: every rank sees the same sum and stops.
         """
+
+    @abstractmethod
+    def traffic(self) -> Traffic:
+        """The cost of the last step's exchange."""
 
     @abstractmethod
     def sum(self, tensor: Tensor) -> Tensor:
@@ -113,6 +126,9 @@ class SoloReplicas(AbstractReplicas):
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
         gradients, self._gradients = self._gradients, {}
         return loss, update.apply(gradients) if math.isfinite(loss) else update.state
+
+    def traffic(self) -> Traffic:
+        return Traffic()
 
     def sum(self, tensor: Tensor) -> Tensor:
         return tensor

@@ -24,6 +24,12 @@ def values_of(
     values = {**last, **scores, **to_target(history.evaluations, target), "wall_clock": wall_clock}
     if rates:
         values |= {"throughput": median(rates), "step_time": median(history.step_seconds)}
+    if any(traffic.num_bytes for traffic in history.step_traffic):
+        values |= {
+            "communication_exposed": median(traffic.exposed for traffic in history.step_traffic),
+            "communication_hidden": median(traffic.hidden for traffic in history.step_traffic),
+            "bytes_per_step": median(float(traffic.num_bytes) for traffic in history.step_traffic),
+        }
     return values
 
 

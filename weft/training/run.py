@@ -21,8 +21,9 @@ from weft.training.history import History
 from weft.training.interrupt import use_interrupt
 from weft.training.log import log_to
 from weft.training.loop import train
-from weft.training.probes import probe_data, probe_step, use_resource_watch
+from weft.training.probes import probe_data, probe_scaling, probe_step, use_resource_watch
 from weft.training.recipe import Recipe
+from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.results import hash_tensors, judge, to_target, values_of
 from weft.training.snapshot import restore
 
@@ -30,11 +31,17 @@ __all__ = ["resume_run", "run_recipe"]
 
 
 def run_recipe(
-    recipe: Recipe, *, folder: RunFolder, seeds: Sequence[int], listeners: Sequence[Listener] = ()
+    recipe: Recipe,
+    *,
+    folder: RunFolder,
+    seeds: Sequence[int],
+    listeners: Sequence[Listener] = (),
+    replicas: AbstractReplicas | None = None,
 ) -> RunRecord:
     """Train once per seed and write the record.
 
-    A repetition that diverges counts as infinity and the others go on; the first failure is raised at the end.
+    A repetition that diverges counts as infinity and the others go on; the first failure is raised at the end. Ranks
+    that train together all call this; rank 0 keeps the folder, and the record that the others return is a sketch.
 
     Raises:
         KeyboardInterrupt: after Ctrl-C, when the checkpoint and the record have been written.
@@ -42,11 +49,12 @@ def run_recipe(
     check_recipe(recipe)
     record = new_record(recipe.name, recipe.to_dict(), recipe.fixed_hash)
     record = replace(record, repetitions=tuple(Repetition(seed, "running", "", "") for seed in seeds))
-    write_record(folder.path, record)
-    return _run_what_is_left(recipe, record, folder, listeners)
+    return _run_what_is_left(recipe, record, folder, listeners, replicas or SoloReplicas())
 
 
-def resume_run(folder: RunFolder, *, listeners: Sequence[Listener] = ()) -> RunRecord:
+def resume_run(
+    folder: RunFolder, *, listeners: Sequence[Listener] = (), replicas: AbstractReplicas | None = None
+) -> RunRecord:
     """Go on with a run that was interrupted or killed, from its last whole checkpoint, to the same bits."""
     record = read_record(folder.path)
     if not record.recipe:
@@ -55,26 +63,35 @@ def resume_run(folder: RunFolder, *, listeners: Sequence[Listener] = ()) -> RunR
         raise RunFolderError(f"run has ended, nothing is left to resume ({folder.path}); start a new one")
     recipe = Recipe.from_dict(record.recipe)
     check_recipe(recipe)
-    return _run_what_is_left(recipe, record, folder, listeners)
+    return _run_what_is_left(recipe, record, folder, listeners, replicas or SoloReplicas())
 
 
-def _run_what_is_left(recipe: Recipe, record: RunRecord, folder: RunFolder, listeners: Sequence[Listener]) -> RunRecord:
+def _run_what_is_left(
+    recipe: Recipe, record: RunRecord, folder: RunFolder, listeners: Sequence[Listener], replicas: AbstractReplicas
+) -> RunRecord:
+    def write() -> None:
+        if replicas.rank == 0:
+            write_record(folder.path, record)
+
+    write()
     failures: list[DivergedError] = []
     for i, repetition in enumerate(record.repetitions):
         if _has_ended(repetition):
             continue
         try:
-            ended = _train_once(recipe, repetition.seed, folder, listeners)
+            ended = _train_once(recipe, repetition.seed, folder, listeners, replicas)
         except DivergedError as error:
+            if replicas.size > 1:  # the other ranks have lost this one
+                raise
             failures.append(error)
             infinite = to_target((), recipe.fixed.target)
             ended = replace(repetition, status="failed", stop_reason=str(error), values=infinite)
         record = replace(record, repetitions=(*record.repetitions[:i], ended, *record.repetitions[i + 1 :]))
-        write_record(folder.path, record)
+        write()
         if ended.status == "interrupted":
             raise KeyboardInterrupt
     record = replace(record, verdicts=judge(recipe.rules, record))
-    write_record(folder.path, record)
+    write()
     if failures:
         raise failures[0]
     return record
@@ -84,36 +101,47 @@ def _has_ended(repetition: Repetition) -> bool:
     return repetition.status in ("done", "failed")
 
 
-def _train_once(recipe: Recipe, seed: int, folder: RunFolder, listeners: Sequence[Listener]) -> Repetition:
+def _train_once(
+    recipe: Recipe, seed: int, folder: RunFolder, listeners: Sequence[Listener], replicas: AbstractReplicas
+) -> Repetition:
     """One training from one seed, or the rest of it where a checkpoint is found."""
     checkpoints = folder.checkpoint / f"seed-{seed}"
     history = History()
     with use_interrupt() as interrupt, use_determinism(), use_resource_watch() as watch:
-        emit = _in_turn([history, watch, log_to(folder, seed), *listeners, interrupt])
+        heard = [log_to(folder, seed), *listeners] if replicas.rank == 0 else []
+        emit = _in_turn([history, watch, *heard, interrupt])
         snapshot = latest_checkpoint(checkpoints, lambda text: emit(Notice(f"{text}; looking for an older one")))
         started: float = snapshot.progress["started"] if snapshot else time.time()
         splits = build_splits(recipe)
-        task, state = build_task(recipe, splits, seed)
+        task, state = build_task(recipe, splits, seed, replicas)
         if snapshot:
-            state = restore(state, snapshot)
+            state = restore(state, snapshot, replicas.rank, replicas.size)
             history.restore(snapshot.progress["history"])
             emit(Notice(f"resumed from step {state.step}"))
-        save = Checkpointer(checkpoints, recipe.mutable, lambda: {"started": started, "history": history.to_dict()})
+        replicas.join(state.model)
+        carried = lambda: {"started": started, "history": history.to_dict()}  # noqa: E731
+        save = Checkpointer(checkpoints, recipe.mutable, carried, replicas)
         state, reason = train(task, state, emit=emit, save=save, clock=lambda: time.time() - started)
         wall_clock = time.time() - started
         save.write(state)
-        if interrupt.requested:
-            return Repetition(seed, "interrupted", reason, splits.train.checksum())
-        scores = evaluate(task.executor, state.model, splits.test, task.metrics)
+        if replicas.sum(torch.tensor([float(interrupt.requested)])).item():
+            return Repetition(seed, "interrupted", reason, splits.checksum())
+        scores = evaluate(task.executor, state.model, splits.test, task.metrics, replicas)
 
     values = values_of(history, task.target, wall_clock, {f"test/{name}": score for name, score in scores.items()})
     return Repetition(
         seed=seed,
         status="done",
         stop_reason=reason,
-        data_checksum=splits.train.checksum(),
+        data_checksum=splits.checksum(),
         evaluations=tuple(history.evaluations),
-        values={**values, **watch.values, **probe_data(task), **probe_step(task, state, values["throughput"])},
+        values={
+            **values,
+            **watch.values,
+            **probe_data(task),
+            **probe_scaling(task, state, values["step_time"]),
+            **probe_step(task, state, values["throughput"]),
+        },
         series={"train/loss": tuple(history.losses), "step_time": tuple(history.step_seconds)},
         hashes={"parameters": hash_tensors(state.model.parameters)},
     )

@@ -16,25 +16,24 @@ from weft.training.checkpoint import Entry, Snapshot
 from weft.training.layout import PER_RANK, REPLICATED
 from weft.training.loop import TrainingState
 from weft.training.optimizers import OptimizerState, Shared
+from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.sampling import SamplerState
 
 __all__ = ["restore", "take_snapshot"]
 
 
-def take_snapshot(state: TrainingState, extra: Mapping[str, Any]) -> Snapshot:
-    """The state as a checkpoint holds it; `extra` is progress that the caller wants back."""
+def take_snapshot(state: TrainingState, extra: Mapping[str, Any], replicas: AbstractReplicas | None = None) -> Snapshot:
+    """The state of all ranks as a checkpoint holds it; `extra` is progress that the caller wants back."""
+    replicas = replicas or SoloReplicas()
+    optimizer = replicas.collect(state.optimizer)
     tensors = {
         **{f"{kind}/{name}": tensor for kind, own in _tensors_of(state.model) for name, tensor in own.items()},
-        "optimizer/lr": state.optimizer.shared.lr,
-        "optimizer/step": state.optimizer.shared.step,
-        **{
-            f"slot/{name}/{slot}": tensor
-            for name, slots in state.optimizer.slots.items()
-            for slot, tensor in slots.items()
-        },
+        "optimizer/lr": optimizer.shared.lr,
+        "optimizer/step": optimizer.shared.step,
+        **{f"slot/{name}/{slot}": tensor for name, own in optimizer.slots.items() for slot, tensor in own.items()},
     }
     entries = {name: Entry(REPLICATED, (tensor,)) for name, tensor in tensors.items()}
-    entries["random"] = Entry(PER_RANK, (state.model.random,))
+    entries["random"] = Entry(PER_RANK, replicas.gather(state.model.random))
     progress = {
         "samples": state.samples,
         "evaluated": state.evaluated,
@@ -45,9 +44,14 @@ def take_snapshot(state: TrainingState, extra: Mapping[str, Any]) -> Snapshot:
     return Snapshot(state.step, entries, progress)
 
 
-def restore(state: TrainingState, snapshot: Snapshot) -> TrainingState:
-    """Write a checkpoint into a freshly built state, whose tensors the executor and the optimizer already know."""
-    tensors = {name: entry.of_rank(0, 1) for name, entry in snapshot.entries.items()}
+def restore(state: TrainingState, snapshot: Snapshot, rank: int = 0, size: int = 1) -> TrainingState:
+    """Write a checkpoint into a freshly built state, whose tensors the executor and the optimizer already know.
+
+    The number of ranks may differ from that of the checkpoint; a rank that it does not know keeps its fresh randomness.
+    """
+    tensors = {name: entry.of_rank(rank, size) for name, entry in snapshot.entries.items()}
+    if tensors.get("random") is None and "random" in tensors:
+        tensors["random"] = state.model.random
     _check_no_stranger(snapshot, state)
     with torch.no_grad():
         for kind, own in _tensors_of(state.model):

@@ -19,7 +19,7 @@ def choose(size: int, num_bytes: int, alpha: float, beta: float, gamma: float = 
     """The fastest all-reduce on a network without contention.
 
     >>> choose(6, 8, alpha=1e-5, beta=1e-9), choose(6, 100_000_000, alpha=1e-5, beta=1e-9)
-    ('tree', 'direct')
+    ('halving_doubling', 'direct')
     """
     return min(COMPARED, key=lambda name: estimate(all_reduce_cost(name, size, num_bytes), alpha, beta, gamma))
 

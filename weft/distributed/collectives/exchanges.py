@@ -132,7 +132,7 @@ def _(call: calls.Reduce, rank: int, size: int, tag: int) -> Exchange:
     bytes_reduced = yield from perform(schedule, partial, [0, partial.numel()], tag=tag, op=call.op)
     if rank == call.root:
         finish_mean(partial, call.op, size)
-        _copy_back(call.tensor, partial)
+        call.tensor.detach().copy_(partial.view(call.tensor.shape))
     return bytes_reduced
 
 

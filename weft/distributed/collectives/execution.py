@@ -1,12 +1,12 @@
 """The one executor of schedules: buffers in, rounds of Send and Recv out, and what arrives is reduced."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from weft.distributed.collectives.schedule import Action, Schedule
+from weft.distributed.collectives.schedule import Action, Parts, Schedule
 from weft.distributed.group.calls import Recv, ReduceOp, Send
 
 __all__ = ["Exchange", "Round", "combine", "finish_mean", "perform"]
@@ -41,19 +41,16 @@ def perform(
 
     Parts without elements are not sent; both sides see that from the bounds. `bytes_reduced` were reduced before.
     """
-    into = source if target is None else target
-    into_bounds = source_bounds if target_bounds is None else target_bounds
+    view_of_source = _views(source, source_bounds)
+    view_of_target = view_of_source if target is None else _views(target, target_bounds or source_bounds)
     for moves in schedule:
         calls: list[Send | Recv] = []
         arrivals: list[tuple[Tensor, Tensor]] = []
         for move in moves:
-            sends = move.action is Action.SEND
-            bounds = source_bounds if sends else into_bounds
-            begin, end = bounds[move.parts[0]], bounds[move.parts[1]]
-            if begin == end:
+            view = (view_of_source if move.action is Action.SEND else view_of_target)(move.parts)
+            if view is None:
                 continue
-            view = (source if sends else into)[begin:end]
-            if sends:
+            if move.action is Action.SEND:
                 calls.append(Send(view, move.peer, tag))
             elif move.action is Action.RECV:
                 calls.append(Recv(view, move.peer, tag))
@@ -66,8 +63,21 @@ def perform(
             bytes_reduced = 0
         for view, arrival in arrivals:
             combine(view, arrival, op)
-            bytes_reduced += view.numel() * view.element_size()
+            bytes_reduced += view.nbytes
     return bytes_reduced
+
+
+def _views(buffer: Tensor, bounds: Sequence[int]) -> Callable[[Parts], Tensor | None]:
+    """Parts to their view of the buffer, None where they have no elements. Schedules come back to the same parts."""
+    known: dict[Parts, Tensor | None] = {}
+
+    def view_of(parts: Parts) -> Tensor | None:
+        if parts not in known:
+            begin, end = bounds[parts[0]], bounds[parts[1]]
+            known[parts] = buffer[begin:end] if end > begin else None
+        return known[parts]
+
+    return view_of
 
 
 def combine(into: Tensor, other: Tensor, op: ReduceOp) -> None:

@@ -20,7 +20,7 @@ from weft.distributed.group.group import AbstractGroup, AbstractWork
 from weft.distributed.placement.buckets import Bucket, plan_buckets
 from weft.distributed.placement.exchange import AbstractExchange, report_loss
 from weft.training.optimizers import OptimizerState
-from weft.training.replicas import Update
+from weft.training.replicas import Traffic, Update
 
 __all__ = ["AllReduceExchange", "Span"]
 
@@ -66,14 +66,22 @@ class AllReduceExchange(AbstractExchange):
             self._start(len(self._works))
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
+        total, sums = self.wait(loss)
+        return total, update.apply(sums) if math.isfinite(total) else update.state
+
+    def wait(self, loss: float = 0.0) -> tuple[float, dict[str, Tensor | None]]:
+        """The sums of all losses and gradients; None for a parameter that had no part in any rank's loss."""
         for name in self._parameters:
             if name not in self._gradients:
                 self.add(name, None)
         total, is_present = report_loss(self._group, loss, self._gradients, list(self._parameters))
         sums = self._wait_for_all()
-        if not math.isfinite(total):
-            return total, update.state
-        return total, update.apply({name: sums[name] if is_present[name] else None for name in self._parameters})
+        return total, {name: sums[name] if is_present[name] else None for name in self._parameters}
+
+    def traffic(self) -> Traffic:
+        exposed = sum(span.ended - span.waited for span in self.spans)
+        hidden = sum(span.waited - span.started for span in self.spans)
+        return Traffic(exposed, hidden, sum(message.nbytes for message in self._messages))
 
     def collect(self, state: OptimizerState) -> OptimizerState:
         return state

@@ -14,7 +14,7 @@ from weft.distributed.placement.server import ServerExchange
 from weft.graph import GradientSink, State
 from weft.specs.plan import Plan
 from weft.training.optimizers import OptimizerState
-from weft.training.replicas import AbstractReplicas, Update
+from weft.training.replicas import AbstractReplicas, Traffic, Update
 from weft.training.sampling import share
 
 __all__ = ["DataParallel"]
@@ -57,6 +57,9 @@ class DataParallel(AbstractReplicas):
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
         return self.exchange.finish(loss, update)
+
+    def traffic(self) -> Traffic:
+        return self.exchange.traffic()
 
     def collect(self, state: OptimizerState) -> OptimizerState:
         return self.exchange.collect(state)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from weft.distributed.group.group import AbstractGroup
 from weft.training.optimizers import OptimizerState
-from weft.training.replicas import Update
+from weft.training.replicas import Traffic, Update
 
 __all__ = ["AbstractExchange", "report_loss"]
 
@@ -27,6 +27,10 @@ class AbstractExchange(ABC):
     @abstractmethod
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
         """As AbstractReplicas.finish. A rank without samples has added nothing and counts as zeros."""
+
+    @abstractmethod
+    def traffic(self) -> Traffic:
+        """As AbstractReplicas.traffic."""
 
     @abstractmethod
     def collect(self, state: OptimizerState) -> OptimizerState:

@@ -18,7 +18,7 @@ from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.exchange import AbstractExchange, report_loss
 from weft.training.gradients import clip_factor
 from weft.training.optimizers import OptimizerState
-from weft.training.replicas import Update
+from weft.training.replicas import Traffic, Update
 
 __all__ = ["ServerExchange", "assign_owners"]
 
@@ -41,6 +41,10 @@ class ServerExchange(AbstractExchange):
         self._group = group
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self._owners = assign_owners(self._parameters, num_shards)
+        gradient_bytes = sum(parameter.nbytes for parameter in self._parameters.values())
+        owned_bytes = sum(self._parameters[n].nbytes for n, owner in self._owners.items() if owner == group.rank)
+        self._num_bytes = gradient_bytes + owned_bytes
+        self._traffic = Traffic()
         self.begin(1.0)
 
     def begin(self, weight: float) -> None:
@@ -51,6 +55,7 @@ class ServerExchange(AbstractExchange):
         self._gradients[name] = gradient
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
+        started = self._group.clock.now()
         total, is_present = report_loss(self._group, loss, self._gradients, list(self._parameters))
         owned = self._reduce_to_owners([name for name in self._parameters if is_present[name]])
         if not math.isfinite(total):
@@ -61,7 +66,12 @@ class ServerExchange(AbstractExchange):
         works = [self._group.start(Broadcast(update.parameters[n].detach(), root)) for n, root in self._owners.items()]
         for work in works:
             work.wait()
+        self._traffic = Traffic(self._group.clock.now() - started, 0.0, self._num_bytes)
         return total, state
+
+    def traffic(self) -> Traffic:
+        """Nothing is hidden: servers are reached after backward. The owners' updates are in the time."""
+        return self._traffic
 
     def collect(self, state: OptimizerState) -> OptimizerState:
         """Owners send the slots that they alone keep up to date."""

@@ -311,7 +311,7 @@ class Collectives {
     }
 
     static void copy(char* target, const char* source, int64_t bytes) {
-        if (target != source && bytes > 0) std::memcpy(target, source, size_t(bytes));
+        if (target != source && bytes > 0) copy_bytes(target, source, bytes);
     }
 
     void put(const Call& call, uint64_t round, char* stage) const {

@@ -16,9 +16,10 @@
 namespace weft {
 
 constexpr int64_t kGraceNs = 50 * 1000;  // for a caller to wait for what it started
-constexpr int64_t kCallerSpinNs = 60 * 1000;
+constexpr int64_t kCallerSpinNs = 2000 * 1000;
 constexpr int64_t kThreadSpinNs = 3 * 1000;       // it competes with the computation
 constexpr int64_t kLookNs = 5 * 1000 * 1000;      // between two looks at whether the peers are alive
+constexpr int64_t kMoveNs = 1000 * 1000;          // between two moves to another core
 constexpr int64_t kFreshNs = 1000 * 1000 * 1000;  // a heartbeat older than this is not one
 
 class Engine {
@@ -103,7 +104,10 @@ class Engine {
     void drive(Call* wanted) {
         while (!ended(wanted)) {
             const int waits_for = progress();
-            if (waits_for != kAwake) wait_for(waits_for, wanted);
+            if (waits_for == kAwake) continue;
+            const uint64_t before = news(waits_for);
+            // A step that came before the counters were read would not be news: look once more.
+            if (progress() == waits_for) wait_for(waits_for, before, wanted);
         }
         me_.blocked_on.store(kAwake, std::memory_order_relaxed);
     }
@@ -159,16 +163,37 @@ class Engine {
 
     // --- waiting
 
-    void wait_for(int peer, Call* wanted) {
+    void wait_for(int peer, uint64_t before, Call* wanted) {
+        
         const bool for_caller = wanted || callers_.load(std::memory_order_relaxed) > 0;
         const int64_t begin = now_ns(), spin = !may_spin_ ? 0 : for_caller ? kCallerSpinNs : kThreadSpinNs;
-        const uint64_t before = news(peer);
         for (int i = 1; spin > 0; i++) {
             if (news(peer) != before || has_inbox()) return;
             pause_core();
-            if (i % 32 == 0 && now_ns() - begin > spin) break;
+            if (i % 32 == 0) { if (now_ns() - begin > spin) break; }
         }
         sleep_for(peer, before);
+    }
+
+    // The kernel likes to wake a thread on the core of the one that woke it. Two ranks that take turns on one core look
+    // to it like a single busy thread, and it never parts them; so a rank that waits for another on its own core moves.
+    void step_aside(int waits_for) {
+        const int core = sched_getcpu();
+        const auto is_here = [&](int peer) {
+            const RankState& state = segment_.rank(peer);
+            return peer != rank_ && state.core.load(std::memory_order_relaxed) == core &&
+                   state.asleep_for.load(std::memory_order_relaxed) == kAwake;
+        };
+        bool crowded = waits_for != kAnyPeer && is_here(waits_for);
+        for (int peer = 0; waits_for == kAnyPeer && peer < segment_.size; peer++) crowded = crowded || is_here(peer);
+        const int64_t now = now_ns();
+        if (!crowded || now - last_move_ < kMoveNs) return;
+        last_move_ = now;
+        cpu_set_t allowed, others;
+        if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
+        others = allowed;
+        CPU_CLR(core, &others);
+        if (sched_setaffinity(0, sizeof others, &others) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
     }
 
     // Changes when a peer takes a step.
@@ -208,6 +233,7 @@ class Engine {
     // Called after each step of this rank: wakes those who sleep for it.
     static void ring(void* self, int rank) {
         Engine& engine = *static_cast<Engine*>(self);
+        engine.me_.core.store(sched_getcpu(), std::memory_order_relaxed);
         std::atomic_thread_fence(std::memory_order_seq_cst);
         for (int peer = 0; peer < engine.segment_.size; peer++) {
             RankState& state = engine.segment_.rank(peer);
@@ -311,7 +337,7 @@ class Engine {
     // Belongs to whoever drives:
     std::deque<Call*> queue_;
     int64_t num_adopted_ = 0;
-    int64_t blocked_since_ = 0, last_look_ = 0;
+    int64_t blocked_since_ = 0, last_look_ = 0, last_move_ = 0;
 
     int timer_;
     std::thread thread_;

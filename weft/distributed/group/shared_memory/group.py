@@ -1,7 +1,5 @@
 """The shared-memory group: ranks of one host, reduced by compiled kernels, with no copy for tensors of `empty()`."""
 
-import os
-import warnings
 import weakref
 from pathlib import Path
 from typing import final
@@ -9,26 +7,20 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.group.calls import AllGather, Call
+from weft.distributed.group.calls import Call
 from weft.distributed.group.clock import AbstractClock, RealClock
-from weft.distributed.group.group import AbstractGroup, AbstractWork
-from weft.distributed.group.shared_memory import native
-from weft.distributed.group.shared_memory.arena import Arena
-from weft.distributed.group.shared_memory.engine import AbstractEngine, Outcome, Reason, Timing
-from weft.distributed.group.shared_memory.fallback import PythonEngine
-from weft.distributed.group.shared_memory.rendezvous import (
-    AbstractRendezvous,
-    FolderRendezvous,
-    Invitation,
-    read_start_time,
-)
+from weft.distributed.group.group import AbstractGroup
+from weft.distributed.group.shared_memory.opening import Session, can_compile, open_session
+from weft.distributed.group.shared_memory.rendezvous import AbstractRendezvous, FolderRendezvous
 from weft.distributed.group.shared_memory.request import lower
-from weft.distributed.group.shared_memory.segment import MAX_RANKS, Membership, Segment, join_segment
-from weft.errors import CompilerError, PeerLostError, UsageError
+from weft.distributed.group.shared_memory.segment import MAX_RANKS, Membership
+from weft.distributed.group.shared_memory.splitting import SplitRendezvous, find_members
+from weft.distributed.group.shared_memory.work import SharedMemoryWork
+from weft.errors import UsageError
 
-__all__ = ["SharedMemoryGroup", "SharedMemoryWork"]
+__all__ = ["SharedMemoryGroup"]
 
-MAX_OPEN = 64  # works that may go on without their owner before the ended ones among them are let go
+MAX_OPEN = 64  # works that go on without their owner before the ended ones among them are let go
 
 
 @final
@@ -39,10 +31,12 @@ class SharedMemoryGroup(AbstractGroup):
         rendezvous: a folder that all ranks can see, or another way to meet.
         rank, size: this rank and the number of ranks.
         timeout: seconds after which a silent peer counts as lost; a dead one is found in milliseconds.
+        generation: memberships that came before this one; the same on all ranks.
         compiled: False for the engine in Python; None for the compiled one where there is a compiler, else a warning.
 
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     group = SharedMemoryGroup(Path(folder), rank=0, size=1)
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     group = SharedMemoryGroup(folder, rank=0, size=1)
     >>> tensor = torch.ones(2)
     >>> group.all_reduce(tensor)
     >>> tensor
@@ -64,20 +58,60 @@ class SharedMemoryGroup(AbstractGroup):
             raise UsageError(f"there is no such rank (rank: {rank}, size: {size}, at most {MAX_RANKS} ranks)")
         if isinstance(rendezvous, (str, Path)):
             rendezvous = FolderRendezvous(Path(rendezvous), generation)
-        self._rank, self._size, self._generation, self._timeout = rank, size, generation, timeout
+        is_compiled = can_compile() if compiled is None else compiled
+        self._member = Membership(rank, size, generation, is_compiled)
+        self._timeout = timeout
         self._clock = RealClock()
-        self._compiled = can_compile() if compiled is None else compiled
-        arena_bytes = _arena_bytes()
-        layout = native if self._compiled else PythonEngine
-        member = Membership(rank, size, generation, int(self._compiled))
-        segment = join_segment(rendezvous, member, layout.segment_bytes(size, arena_bytes), timeout)
-        self._arena: Arena | None = Arena(
-            segment.memory, layout.arena_offset(size, arena_bytes, rank), arena_bytes
-        )
-        pidfds = _open_pidfds(segment)
-        engine = NativeEngine if self._compiled else PythonEngine
-        self._engine: AbstractEngine = engine(
-            segment.memory, rank, size, arena_bytes=arena_bytes, pidfds=pidfds, timeout=timeout
-        )
+        self._session: Session | None = open_session(rendezvous, self._member, timeout)
         self._open: dict[int, SharedMemoryWork] = {}
-        self._give_back = weakref.finalize(self, _give_back, self._engine, pidfds)
+        self._shut = weakref.finalize(self, self._session.close)  # also when the interpreter ends
+
+    @property
+    def rank(self) -> int:
+        return self._member.rank
+
+    @property
+    def size(self) -> int:
+        return self._member.size
+
+    @property
+    def generation(self) -> int:
+        return self._member.generation
+
+    @property
+    def clock(self) -> AbstractClock:
+        return self._clock
+
+    def start(self, call: Call) -> SharedMemoryWork:
+        session, member = self._session, self._member
+        if session is None:
+            raise UsageError(f"the group is closed (rank: {member.rank}); open a new one")
+        request = lower(call, member.rank, member.size)
+        work = SharedMemoryWork(session.engine, request, self._open, member.rank, self._timeout)
+        if len(self._open) > MAX_OPEN:
+            for other in list(self._open.values()):
+                other.is_done()
+        return work
+
+    def split(self, colour: int, key: int) -> "SharedMemoryGroup":
+        members = find_members(self, colour, key)
+        rank = members.index(self.rank)
+        return SharedMemoryGroup(
+            SplitRendezvous(self, leader=members[0]),
+            rank,
+            len(members),
+            timeout=self._timeout,
+            generation=self.generation,
+            compiled=self._member.is_compiled,
+        )
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        if self._session is None:
+            raise UsageError(f"the group is closed (rank: {self.rank}); open a new one")
+        return self._session.arena.empty(shape, dtype)
+
+    def close(self) -> None:
+        self._session = None
+        self._shut()
+        for work in list(self._open.values()):
+            work.is_done()

@@ -47,6 +47,7 @@ struct RankState {
     Counter taken;   // rounds that this rank has read from all it needed
     alignas(64) std::atomic<uint32_t> doorbell;
     std::atomic<int32_t> asleep_for;  // kAwake, kAnyPeer, or the one rank whose step would help
+    std::atomic<int32_t> core;        // on which its last step was taken
     alignas(64) std::atomic<int64_t> heartbeat;  // ns, while blocked
     std::atomic<int32_t> blocked_on;             // kAwake, kAnyPeer or a rank
     std::atomic<int32_t> left;

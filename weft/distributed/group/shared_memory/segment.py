@@ -1,6 +1,6 @@
 """The memory that the ranks of one group share, and the roll at its head in which each of them signs.
 
-    | roll: magic, size, generation, engine | rank 0: pid, start time | rank 1: ... | what the engine lays out |
+    | roll: magic, size, generation, compiled | rank 0: pid, start time | rank 1: ... | what the engine lays out |
 """
 
 import mmap
@@ -23,18 +23,18 @@ ROLL_BYTES = 65536  # matches segment.h
 ENTRY_BYTES = 64
 MAX_RANKS = ROLL_BYTES // ENTRY_BYTES - 1
 MAGIC = b"weft-shm"
-_TITLE = struct.Struct("<8s3Q")
+_TITLE = struct.Struct("<8s2Q?")
 _SIGNATURE = struct.Struct("<2Q")
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Who joins what: the same on all ranks but for `rank`. `engine` tells layouts apart that must not be mixed."""
+    """Who joins what: the same on all ranks but for `rank`. The two engines lay memory out differently."""
 
     rank: int
     size: int
     generation: int
-    engine: int
+    is_compiled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def join_segment(rendezvous: AbstractRendezvous, member: Membership, num_bytes: 
     try:
         os.truncate(descriptor, num_bytes)
         memory = _map(descriptor, num_bytes)
-        _TITLE.pack_into(memory, 0, MAGIC, member.size, member.generation, member.engine)
+        _TITLE.pack_into(memory, 0, MAGIC, member.size, member.generation, member.is_compiled)
         _sign(memory, 0)
         rendezvous.publish(Invitation(os.getpid(), _own_start_time(), descriptor))
         try:
@@ -116,11 +116,11 @@ def _check_bytes(descriptor: int, num_bytes: int) -> None:
 
 
 def _check_title(memory: mmap.mmap, member: Membership) -> None:
-    magic, size, generation, engine = _TITLE.unpack_from(memory, 0)
-    if (magic, size, generation, engine) != (MAGIC, member.size, member.generation, member.engine):
+    magic, size, generation, is_compiled = _TITLE.unpack_from(memory, 0)
+    if (magic, size, generation, is_compiled) != (MAGIC, member.size, member.generation, member.is_compiled):
         raise UsageError(
-            f"ranks disagree on the group (rank 0: size {size}, generation {generation}, engine {engine}; "
-            f"here: {member.size}, {member.generation}, {member.engine}); give the same to all"
+            f"ranks disagree on the group (rank 0: size {size}, generation {generation}, compiled {is_compiled}; "
+            f"here: {member.size}, {member.generation}, {member.is_compiled}); give the same to all"
         )
 
 

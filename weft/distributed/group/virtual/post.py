@@ -41,10 +41,27 @@ class Membership:
 
 
 @final
-class MessageWork(AbstractWork):
-    """A Send or Recv. `done_at` is known as soon as both sides have been started."""
+class Letter:
+    """A message on its way that no one has asked for yet."""
 
-    __slots__ = ("call", "done_at", "exchange", "membership", "office", "peer", "rank", "tensor")
+    __slots__ = ("is_taken", "received", "tensor")
+
+    def __init__(self, tensor: Tensor, received: float) -> None:
+        self.tensor = tensor
+        self.received = received
+        self.is_taken = False
+
+    def keep(self) -> None:
+        """Copy the tensor, which its sender is about to change."""
+        if not self.is_taken:
+            self.tensor = self.tensor.clone()
+
+
+@final
+class MessageWork(AbstractWork):
+    """A Send or Recv. `done_at` is known as soon as the message is on its way and, for a Recv, asked for."""
+
+    __slots__ = ("done_at", "exchange", "membership", "office", "peer", "rank", "tag", "tensor")
 
     def __init__(
         self,
@@ -57,8 +74,9 @@ class MessageWork(AbstractWork):
         self.office = office
         self.membership = membership
         self.rank = rank
-        self.call = call
         self.peer = membership.ranks[call.peer]
+        self.tag = call.tag
+        self.tensor = call.tensor
         self.exchange = exchange
         self.done_at: float | None = None
 
@@ -101,6 +119,7 @@ class ExchangeWork(AbstractWork):
         self._began = office.scheduler.now
         self._calls: list[Send | Recv] = []
         self._received: list[MessageWork] = []
+        self._sent: list[Letter] = []
         self._num_awaited = 0
         self._round_ends = 0.0
         self._is_over = False
@@ -133,7 +152,8 @@ class ExchangeWork(AbstractWork):
 
     def _advance(self) -> None:
         """The round is done: reduce, and begin the next one when that has taken its time."""
-        scheduler = self.office.scheduler
+        for letter in self._sent:
+            letter.keep()
         try:
             calls, bytes_reduced = next(self._exchange)
         except StopIteration as stop:
@@ -144,7 +164,6 @@ class ExchangeWork(AbstractWork):
         else:
             self._calls = calls
             self._then(bytes_reduced * self.office.gamma, self._begin_round)
-        assert scheduler.now >= self._began
 
     def _then(self, seconds: float, action: Callable[[], None]) -> None:
         if seconds:
@@ -153,24 +172,29 @@ class ExchangeWork(AbstractWork):
             action()
 
     def _begin_round(self) -> None:
-        office = self.office
-        self._round_ends = office.scheduler.now
-        self._received = []
-        awaited = 0
+        office, number, ranks = self.office, self.membership.number, self.membership.ranks
+        ends = office.scheduler.now
+        self._received, self._sent = [], []
         for call in self._calls:
-            work = MessageWork(office, self.membership, self.rank, call, self)
+            peer = ranks[call.peer]
             if type(call) is Send:
-                moment: float | None = office.send(work)
+                moment, letter = office.send((number, self.rank, peer, call.tag), call.tensor)
+                if letter is not None:
+                    self._sent.append(letter)
             else:
-                moment = office.recv(work)
-                self._received.append(work)
-            if moment is None:
-                awaited += 1
-            elif moment > self._round_ends:
-                self._round_ends = moment
-        self._num_awaited = awaited
-        if awaited == 0:
-            office.scheduler.at(self._round_ends, self.rank, self._advance)
+                arrival = office.take((number, peer, self.rank, call.tag), call.tensor)
+                if arrival is None:
+                    work = MessageWork(office, self.membership, self.rank, call, self)
+                    office.expect((number, peer, self.rank, call.tag), work)
+                    self._received.append(work)
+                    continue
+                moment = arrival
+            if moment > ends:
+                ends = moment
+        self._round_ends = ends
+        self._num_awaited = len(self._received)
+        if self._num_awaited == 0:
+            office.scheduler.at(ends, self.rank, self._advance)
 
     def _end(self) -> None:
         office = self.office
@@ -194,7 +218,7 @@ class PostOffice:
         self.bytes_sent = [0] * size
         self.num_messages = 0
         self._links = links
-        self._arriving: dict[Channel, deque[tuple[Tensor, float]]] = {}
+        self._letters: dict[Channel, deque[Letter]] = {}
         self._awaited: dict[Channel, deque[MessageWork]] = {}
 
     def park(self, rank: int, work: "MessageWork | ExchangeWork") -> None:
@@ -208,46 +232,65 @@ class PostOffice:
         if self.spans is not None and self.scheduler.now > began:
             self.spans.append(Span(rank, began, self.scheduler.now, "wait"))
 
-    def send(self, work: MessageWork) -> float:
-        """Put the message on its way; when the sender is done with it."""
-        tensor = work.call.tensor.detach()
-        num_bytes = tensor.numel() * tensor.element_size()
-        self.num_messages += 1
-        self.bytes_sent[work.rank] += num_bytes
-        sent, received = self._links.transfer(work.rank, work.peer, num_bytes, self.scheduler.now)
-        channel = (work.membership.number, work.rank, work.peer, work.call.tag)
-        awaited = self._awaited.get(channel)
-        if awaited:
-            receiver = awaited.popleft()
-            if not awaited:
-                del self._awaited[channel]
-            # The receiver's tensor belongs to the call until it is done, so it may be filled before it is there.
-            _deliver(tensor, receiver.call.tensor)
-            receiver.settle(received)
+    def start(self, work: MessageWork, *, is_send: bool) -> None:
+        """Start a message of a program, which may be of any shape and may be wrong."""
+        work.tensor = work.tensor.detach()
+        if is_send:
+            channel = (work.membership.number, work.rank, work.peer, work.tag)
+            work.done_at, letter = self.send(channel, work.tensor)
+            if letter is not None:
+                letter.keep()
         else:
-            self._arriving.setdefault(channel, deque()).append((tensor.clone(), received))
-        work.done_at = sent
-        return sent
+            channel = (work.membership.number, work.peer, work.rank, work.tag)
+            work.done_at = self.take(channel, work.tensor)
+            if work.done_at is None:
+                self.expect(channel, work)
 
-    def recv(self, work: MessageWork) -> float | None:
-        """When the message is here, or None where it has not been sent."""
-        channel = (work.membership.number, work.peer, work.rank, work.call.tag)
-        arriving = self._arriving.get(channel)
-        if not arriving:
-            self._awaited.setdefault(channel, deque()).append(work)
+    def send(self, channel: Channel, tensor: Tensor) -> tuple[float, Letter | None]:
+        """Put a message on its way: when its last byte has left, and the letter where no one has asked for it yet."""
+        _, source, target, _ = channel
+        num_bytes = tensor.nbytes
+        self.num_messages += 1
+        self.bytes_sent[source] += num_bytes
+        sent, received = self._links.transfer(source, target, num_bytes, self.scheduler.now)
+        awaited = self._awaited.get(channel)
+        if awaited is None:
+            letter = Letter(tensor, received)
+            self._letters.setdefault(channel, deque()).append(letter)
+            return sent, letter
+        receiver = awaited.popleft()
+        if not awaited:
+            del self._awaited[channel]
+        # The receiver's tensor belongs to the call until it is done, so it may be filled before the message is there.
+        _deliver(tensor, receiver.tensor)
+        receiver.settle(received)
+        return sent, None
+
+    def take(self, channel: Channel, tensor: Tensor) -> float | None:
+        """Copy the next message of the channel into the tensor: when it is there, or None where none was sent."""
+        letters = self._letters.get(channel)
+        if letters is None:
             return None
-        tensor, received = arriving.popleft()
-        if not arriving:
-            del self._arriving[channel]
-        _deliver(tensor, work.call.tensor)
-        work.done_at = max(received, self.scheduler.now)
-        return work.done_at
+        letter = letters.popleft()
+        if not letters:
+            del self._letters[channel]
+        _deliver(letter.tensor, tensor)
+        letter.is_taken = True
+        return max(letter.received, self.scheduler.now)
+
+    def expect(self, channel: Channel, work: MessageWork) -> None:
+        """Ask for the next message of the channel that will be sent."""
+        self._awaited.setdefault(channel, deque()).append(work)
 
 
 def _deliver(source: Tensor, target: Tensor) -> None:
-    if source.numel() != target.numel() or source.dtype != target.dtype:
+    """Copy; both are outside autograd."""
+    if source.shape == target.shape and source.dtype == target.dtype:
+        target.copy_(source)
+    elif source.numel() == target.numel() and source.dtype == target.dtype:
+        target.copy_(source.reshape(target.shape))
+    else:
         raise UsageError(
             f"message does not fit its receiver (sent: {tuple(source.shape)} {source.dtype}, "
             f"expected: {tuple(target.shape)} {target.dtype}); send and receive the same size and type"
         )
-    target.detach().copy_(source.view(target.shape) if source.shape != target.shape else source)

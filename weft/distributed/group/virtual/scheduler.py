@@ -121,24 +121,24 @@ class Scheduler:
 
     def run(self, body: Callable[[int], None]) -> None:
         """Run all ranks to their end, or to the first failure. No thread is left when it returns."""
-        state = torch.get_rng_state()
+        random_state = torch.get_rng_state()
         self._all_over.acquire()
         for rank in range(self._size):
             thread = threading.Thread(target=self._live, args=(rank, body), name=f"virtual rank {rank}", daemon=True)
-            self._ranks.append(_Rank(thread, state))
+            self._ranks.append(_Rank(thread, random_state))
             self.at(0.0, rank, None)
         try:
-            for rank in self._ranks:
-                rank.thread.start()
+            for state in self._ranks:
+                state.thread.start()
             self._pass_on()
             self._all_over.acquire()
         except BaseException as error:  # Ctrl-C: the rank that runs stops at its next call
             self.fail(None, error)
             self._all_over.acquire()
         finally:
-            for rank in self._ranks:
-                rank.thread.join()
-            torch.set_rng_state(state)
+            for state in self._ranks:
+                state.thread.join()
+            torch.set_rng_state(random_state)
 
     def _live(self, rank: int, body: Callable[[int], None]) -> None:
         me = self._ranks[rank]

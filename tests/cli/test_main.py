@@ -1,0 +1,135 @@
+"""Errors become exit codes in one place, and nobody but a programmer sees a traceback."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import weft.cli.job
+from weft.cli.main import app
+from weft.errors import CorruptFileError, DivergedError, RecipeError, RunFolderError, StorageError, WeftError
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def run(*arguments: object, **options: object) -> None:
+        raise error
+
+    return run
+
+
+@pytest.fixture
+def fail_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Make the training raise this."""
+    return lambda error: monkeypatch.setattr(weft.cli.job, "find_recipe", raising(error))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RecipeError("unknown key (lr)"), 2),
+        (RunFolderError("folder holds a run already"), 2),
+        (CorruptFileError("record is cut off"), 2),
+        (DivergedError("loss is not finite"), 3),
+        (StorageError("disk is full"), 3),
+        (WeftError("something else"), 3),
+    ],
+)
+def test_error_on_purpose_is_one_line_and_its_own_code(
+    weft: Any, fail_with: Callable[[BaseException], None], error: WeftError, code: int
+) -> None:
+    fail_with(error)
+    outcome = weft("run", "digits_mlp")
+    assert (outcome.code, outcome.out, outcome.err) == (code, "", f"error: {error}\n")
+
+
+def test_error_text_is_no_markup_and_is_not_wrapped(weft: Any, fail_with: Callable[[BaseException], None]) -> None:
+    text = "[bold]bad[/bold] :smile: " + "x" * 300
+    fail_with(RecipeError(text))
+    assert weft("run", "digits_mlp").err == f"error: {text}\n"
+
+
+@pytest.mark.parametrize("line", [("--debug", "run", "x"), ("run", "x", "--debug"), ("run", "--debug", "x")])
+def test_debug_shows_the_traceback(
+    weft: Any, fail_with: Callable[[BaseException], None], line: tuple[str, ...]
+) -> None:
+    fail_with(RecipeError("unknown recipe (x)"))
+    outcome = weft(*line)
+    assert outcome.code == 2
+    assert outcome.err.startswith("Traceback") and outcome.err.endswith("error: unknown recipe (x)\n")
+
+
+def test_bug_shows_its_traceback_and_asks_for_a_report(weft: Any, fail_with: Callable[[BaseException], None]) -> None:
+    fail_with(ZeroDivisionError("division by zero"))
+    outcome = weft("run", "digits_mlp")
+    assert outcome.code == 3
+    assert "ZeroDivisionError: division by zero" in outcome.err
+    assert outcome.err.endswith("report it with the text above and `weft doctor --json`\n")
+
+
+def test_ctrl_c_before_the_training_is_130(weft: Any, fail_with: Callable[[BaseException], None]) -> None:
+    fail_with(KeyboardInterrupt())
+    assert weft("run", "digits_mlp").code == 130
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (("fly",), "No such command 'fly'"),
+        (("run", "--fly"), "No such option: --fly"),
+        (("run", "digits_mlp", "--repeat", "0"), "greater than or equal to 1"),
+        (("run", "digits_mlp", "--seed", "-1"), "greater than or equal to 0"),
+        (("run", "digits_mlp", "--seed", "one"), "valid integer"),
+        (("show",), "Missing argument 'RUN'"),
+        (("compare", "a"), "Missing argument 'RUN_B'"),
+    ],
+)
+def test_wrong_use_is_2(weft: Any, line: tuple[str, ...], text: str) -> None:
+    outcome = weft(*line)
+    assert outcome.code == 2 and text in outcome.err and outcome.out == ""
+
+
+def test_version(weft: Any) -> None:
+    outcome = weft("--version")
+    assert (outcome.code, outcome.out) == (0, f"weft {metadata.version('weft')}\n")
+
+
+COMMANDS = {
+    "run": {"--set", "--repeat", "--seed", "--out", "--resume", "--quiet", "--json"},
+    "show": {"--json"},
+    "compare": {"--force", "--json"},
+    "list": {"--json"},
+    "doctor": {"--json"},
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options_are_frozen(command: str) -> None:
+    text = CliRunner().invoke(app, [command, "--help"]).output
+    assert set(re.findall(r"--[a-z]+", text)) == COMMANDS[command] | {"--help"}
+
+
+def test_help_names_every_command_and_exit_code(weft: Any) -> None:
+    outcome = weft("--help")
+    assert outcome.code == 0
+    assert all(f"\n  {command} " in outcome.out for command in COMMANDS)
+    assert re.search(r"0 done and accepted.*1 an.*2 wrong use.*3\s+training failed.*130 interrupted", outcome.out, re.S)
+
+
+def test_help_answers_before_torch_is_imported() -> None:
+    check = "import sys, weft.cli.main; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_module_is_the_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "run", "digit_mlp"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: unknown recipe (digit_mlp); did you mean 'digits_mlp'?\n"

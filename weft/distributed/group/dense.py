@@ -1,0 +1,55 @@
+"""Tensors as transports want them: dense, as bytes, and reduced in rank order."""
+
+import torch
+from torch import Tensor
+
+from weft.distributed.group.calls import ReduceOp
+
+__all__ = ["as_bytes", "combine_neighbours", "copy_back", "make_dense", "reduce_parts"]
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def make_dense(tensor: Tensor) -> Tensor:
+    """The tensor, flat and without its history: a view where it is contiguous, a copy where it is not."""
+    return tensor.detach().contiguous().view(-1)
+
+
+def copy_back(tensor: Tensor, dense: Tensor) -> None:
+    """Write a dense form into the tensor that it was made from, unless they are the same memory."""
+    if tensor.data_ptr() != dense.data_ptr():
+        tensor.detach().copy_(dense.view(tensor.shape))
+
+
+def as_bytes(dense: Tensor) -> Tensor:
+    """A flat tensor as bytes, so that every type can be moved by a transport that knows few."""
+    return dense.view(torch.uint8)
+
+
+def reduce_parts(parts: Tensor, op: ReduceOp) -> Tensor:
+    """Reduce along dimension 0 in order, ((x0 + x1) + x2) + ...; 16-bit floats in 32 bits, rounded once.
+
+    >>> reduce_parts(torch.tensor([[1.0, 2.0], [3.0, 6.0]]), "mean")
+    tensor([2., 4.])
+    """
+    total = parts[0].to(torch.float32 if parts.dtype in _HALVES else parts.dtype, copy=True)
+    for part in parts[1:]:
+        match op:
+            case "sum" | "mean":
+                total += part
+            case "min":
+                torch.minimum(total, part.to(total.dtype), out=total)
+            case "max":
+                torch.maximum(total, part.to(total.dtype), out=total)
+            case "product":
+                total *= part
+    if op == "mean":
+        total /= len(parts)
+    return total.to(parts.dtype)
+
+
+def combine_neighbours(own: Tensor, others: Tensor, weights: tuple[float, ...]) -> None:
+    """In place: `weights[0]` times the own tensor plus `weights[1 + i]` times `others[i]`, in that order."""
+    own.mul_(weights[0])
+    for other, weight in zip(others, weights[1:], strict=True):
+        own.add_(other, alpha=weight)

@@ -1,0 +1,72 @@
+"""From a membership to a running engine: the segment, the processes of the peers, the arena."""
+
+import os
+import warnings
+from dataclasses import dataclass
+
+from weft.distributed.group.shared_memory import fallback, native
+from weft.distributed.group.shared_memory.arena import Arena
+from weft.distributed.group.shared_memory.engine import AbstractEngine
+from weft.distributed.group.shared_memory.rendezvous import AbstractRendezvous, read_start_time
+from weft.distributed.group.shared_memory.segment import Membership, Segment, join_segment
+from weft.errors import CompilerError, PeerLostError
+
+__all__ = ["Session", "can_compile", "open_session"]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What an open group holds."""
+
+    engine: AbstractEngine
+    arena: Arena
+    pidfds: tuple[int, ...]
+
+    def close(self) -> None:
+        self.engine.close()
+        for descriptor in self.pidfds:
+            os.close(descriptor)
+
+
+def can_compile() -> bool:
+    """Whether the compiled engine can be had; a warning says why not."""
+    try:
+        native.load_library()
+    except CompilerError as error:
+        warnings.warn(f"shared memory runs in Python, at a small part of its speed: {error}", stacklevel=3)
+        return False
+    return True
+
+
+def open_session(rendezvous: AbstractRendezvous, member: Membership, timeout: float) -> Session:
+    layout = native if member.is_compiled else fallback
+    arena_bytes = _arena_bytes()
+    segment = join_segment(rendezvous, member, layout.segment_bytes(member.size, arena_bytes), timeout)
+    pidfds = _open_pidfds(segment)
+    open_engine = native.NativeEngine if member.is_compiled else fallback.PythonEngine
+    engine = open_engine(
+        segment.memory, member.rank, member.size, arena_bytes=arena_bytes, pidfds=pidfds, timeout=timeout
+    )
+    offset = layout.arena_offset(member.size, arena_bytes, member.rank)
+    return Session(engine, Arena(segment.memory, offset, arena_bytes), pidfds)
+
+
+def _arena_bytes() -> int:
+    """As much as the machine has: addresses cost nothing, and pages are taken when they are touched."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _open_pidfds(segment: Segment) -> tuple[int, ...]:
+    """One descriptor per rank that tells when its process ends, whoever gets its number later."""
+    pidfds: list[int] = []
+    for rank, (pid, start_time) in enumerate(zip(segment.pids, segment.start_times, strict=True)):
+        try:
+            pidfds.append(os.pidfd_open(pid))
+            lives = read_start_time(pid) == start_time
+        except ProcessLookupError:
+            lives = False
+        if not lives:
+            for descriptor in pidfds:
+                os.close(descriptor)
+            raise PeerLostError(f"rank {rank} died while the group was opened; look at its output", rank)
+    return tuple(pidfds)

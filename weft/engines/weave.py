@@ -1,0 +1,177 @@
+"""`weave`: a plain PyTorch script, its loop untouched, trained on as many ranks as it was started on.
+
+before    for x, y in loader: ...; loss.backward(); optimizer.step()
+with N ranks, inside the same lines:
+  loader      every rank gets its share of the same global batch, in the order that rank 0 draws
+  backward    gradients are averaged in buckets as they are ready; when backward returns, they are all there
+  step        every rank makes the same update
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.utils.data import DataLoader, IterableDataset
+
+from weft.distributed.group.group import AbstractGroup
+from weft.distributed.placement.all_reduce import AllReduceExchange
+from weft.engines.meeting import meet
+from weft.engines.place import find_place
+from weft.errors import PlanError, UsageError
+from weft.specs import parse_plan
+from weft.training.sampling import share
+
+__all__ = ["weave"]
+
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+
+
+def weave(
+    model: nn.Module, optimizer: OptimizerT, loader: DataLoader[Any], plan: str = "data"
+) -> tuple[nn.Module, OptimizerT, Any]:
+    """Train the same script on every rank that was started, with the result that one process would give.
+
+    In one process everything is returned as it is. The batch size of the loader is global: ranks share each batch, and a
+    rank's loss must be the mean over its samples. Gradient clipping, accumulation and schedulers work as they are.
+
+    Args:
+        plan: "data" (all ranks), or a plan such as "data=2 topology=ring" that the number of ranks must fit.
+
+    Example: start with `weft launch --workers 2 script.py` or `torchrun --nproc-per-node 2 script.py`.
+
+        model, optimizer, loader = weft.weave(model, optimizer, loader, plan="data")
+    """
+    place = find_place()
+    wanted = parse_plan(plan if "data=" in plan else plan.replace("data", f"data={place.size}", 1))
+    if wanted.num_ranks != place.size:
+        numbers = f"plan: {wanted.num_ranks}, ranks: {place.size}"
+        raise PlanError(f"plan needs another number of ranks than were started ({numbers}); use plan='data'")
+    if place.size == 1:
+        return model, optimizer, loader
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        raise UsageError("loader has no batches of indices to share (an iterable data set); give it a map-style one")
+    group = meet(place)
+    shared = SharedLoader(loader, group)
+    GradientHooks(group, model, shared)
+    return model, optimizer, shared
+
+
+class SharedLoader:
+    """The user's loader, with rank 0 drawing each epoch's batches and every rank getting its share of each.
+
+    A rank for which a short last batch has nothing left takes one sample with weight zero, so that every rank makes the
+    same number of steps.
+    """
+
+    def __init__(self, loader: DataLoader[Any], group: AbstractGroup) -> None:
+        self._batches: Any = loader.batch_sampler
+        self._group = group
+        self._weights: deque[float] = deque()
+        self._loader = _with_batches(loader, self)
+        self.weight = 1.0 / group.size  # of the batch that was given out last
+        self.dataset = loader.dataset
+        self.batch_size = loader.batch_size
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._weights.clear()
+        for batch in self._loader:
+            # Workers fetch ahead, so the weight of a batch waits in line until the batch itself is given out.
+            self.weight = self._weights.popleft()
+            yield batch
+
+    def shares(self) -> Iterator[list[int]]:
+        for batch in self._drawn_by_rank_0():
+            own = share(batch, self._group.rank, self._group.size)
+            self._weights.append(len(own) / len(batch))
+            yield own.tolist() if len(own) else batch[:1].tolist()
+
+    def _drawn_by_rank_0(self) -> tuple[Tensor, ...]:
+        drawn = [torch.tensor(batch) for batch in self._batches] if self._group.rank == 0 else []
+        sizes = _broadcast_whole(self._group, torch.tensor([len(batch) for batch in drawn], dtype=torch.int64))
+        indices = _broadcast_whole(self._group, torch.cat(drawn) if drawn else torch.empty(0, dtype=torch.int64))
+        return tuple(indices.split(sizes.tolist()))
+
+
+class _Shares:
+    """What a DataLoader takes for a batch sampler: a fresh round of shares for every epoch."""
+
+    def __init__(self, shared: SharedLoader) -> None:
+        self._shared = shared
+
+    def __len__(self) -> int:
+        return len(self._shared)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._shared.shares()
+
+
+def _with_batches(loader: DataLoader[Any], shared: SharedLoader) -> DataLoader[Any]:
+    """The same loader over other batches; a DataLoader does not let its own be changed."""
+    return DataLoader(
+        loader.dataset,
+        batch_sampler=_Shares(shared),
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+def _broadcast_whole(group: AbstractGroup, tensor: Tensor) -> Tensor:
+    """Rank 0's int64 vector, of a length that the others do not know yet."""
+    length = torch.tensor([len(tensor)])
+    group.broadcast(length)
+    whole = tensor if group.rank == 0 else torch.empty(int(length), dtype=torch.int64)
+    group.broadcast(whole)
+    return whole
+
+
+class GradientHooks:
+    """Averages the gradients of a module's parameters during its backward; kept alive by the hooks themselves.
+
+    Every rank leaves backward with the same gradients, so that one that was there before (accumulation) is the same on
+    all ranks, and averaging it once more changes nothing.
+    """
+
+    def __init__(self, group: AbstractGroup, model: nn.Module, loader: SharedLoader) -> None:
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._loader = loader
+        self._is_running = False
+        for tensor in (*model.parameters(), *model.buffers()):
+            group.broadcast(tensor.detach())
+        self._exchange = AllReduceExchange(group, self._parameters)
+        for name, parameter in self._parameters.items():
+            parameter.register_post_accumulate_grad_hook(self._hook(name))
+
+    def _hook(self, name: str) -> Callable[[Tensor], None]:
+        def add(parameter: Tensor) -> None:
+            if not self._is_running:
+                self._is_running = True
+                self._exchange.begin(self._loader.weight)
+                # autograd calls it when the whole of this backward is done, as DDP has it do.
+                Variable._execution_engine.queue_callback(self._end)
+            self._exchange.add(name, parameter.grad)
+
+        return add
+
+    @torch.no_grad()
+    def _end(self) -> None:
+        self._is_running = False
+        _, sums = self._exchange.wait()
+        for name, parameter in self._parameters.items():
+            total = sums[name]
+            if total is None or total is parameter.grad:
+                continue
+            if parameter.grad is None:
+                parameter.grad = total.clone()
+            else:
+                parameter.grad.copy_(total)
