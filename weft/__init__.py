@@ -1,9 +1,9 @@
 """Weft trains a PyTorch model in parallel in every way the field knows, and proves that the result is right."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+import typing as _typing
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from weft.engines.weave import weave
     from weft.errors import WeftError
     from weft.metrics.measure import Measurements, measure, measured, measurements
@@ -46,10 +46,10 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(_importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -25,9 +25,11 @@ def declared_names(tree: ast.Module) -> list[str] | None:
 
 
 def bound_names(tree: ast.Module) -> set[str]:
-    """Names that the top level of a module imports, defines or assigns."""
+    """Names that the top level of a module imports, defines or assigns; what types alone see is given by __getattr__."""
     names: set[str] = set()
-    for node in tree.body:
+    typed = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    is_lazy = any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)
+    for node in [*tree.body, *(inner for block in typed if is_lazy for inner in block.body)]:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -146,3 +148,13 @@ def test_a_name_that_says_nothing_is_found(tmp_path: Path, path: str) -> None:
 
 def test_a_name_that_says_something_is_right(tmp_path: Path) -> None:
     assert find_empty_names(plant(tmp_path, "utilisation.py", "")) == []
+
+
+def test_every_lazy_name_is_where_the_table_says() -> None:
+    import weft
+
+    for name in weft.__all__:
+        assert getattr(weft, name) is not None
+    assert dir(weft) == weft.__all__
+    with pytest.raises(AttributeError, match="weave_all"):
+        _ = weft.weave_all  # type: ignore[attr-defined]

@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 
+from weft.cli.main import main
 from weft.metrics.record_file import read_record
 
 pytestmark = pytest.mark.slow
 
 WEFT = (sys.executable, "-m", "weft")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 RECIPE = ("run", "digits_mlp", "--set", "model.hidden=16", "--set", "target=none", "--set", "schedule=constant")
 
 
 def weft(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*WEFT, *arguments], capture_output=True, text=True, cwd=cwd, check=False, timeout=120)
+    command = [*WEFT, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, check=False, timeout=120)
 
 
 def start_and_interrupt(arguments: tuple[str, ...], cwd: Path) -> tuple[int, str]:
@@ -43,7 +46,7 @@ def start_and_interrupt(arguments: tuple[str, ...], cwd: Path) -> tuple[int, str
 def on_a_terminal(arguments: tuple[str, ...], cwd: Path) -> tuple[int, str]:
     """Run on a pseudo-terminal of 100 columns and return the code and all that was written to it."""
     controller, terminal = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+    environment = {**ENVIRONMENT, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
     with subprocess.Popen([*WEFT, *arguments], stdout=terminal, stderr=terminal, cwd=cwd, env=environment) as run:
         os.close(terminal)
         seen = b""
@@ -61,17 +64,20 @@ def results(path: Path) -> list[dict[str, Any]]:
     return [{"hashes": r.hashes, "losses": r.series["train/loss"]} for r in read_record(path).repetitions]
 
 
-def test_interrupted_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    settings = ("--set", "epochs=30", "--set", "batch_size=16")
+def test_interrupted_run_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ("--set", "epochs=8", "--set", "batch_size=16")
     code, said = start_and_interrupt((*RECIPE, *settings, "--out", "cut"), tmp_path)
     assert code == 130, said
     assert said.endswith("interrupted; go on with: weft run --resume cut\n")
     assert read_record(tmp_path / "cut").repetitions[0].status == "interrupted"
 
-    resumed = weft("run", "--resume", "cut", cwd=tmp_path)
-    assert resumed.returncode in (0, 1), resumed
-    assert "note: resumed from step" in resumed.stderr
-    weft(*RECIPE, *settings, "--out", "whole", "--quiet", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for line in (("run", "--resume", "cut"), (*RECIPE, *settings, "--out", "whole")):
+        with pytest.raises(SystemExit, match="[01]"):
+            main(line)
+    assert "note: resumed from step" in capsys.readouterr().err
     assert results(tmp_path / "cut") == results(tmp_path / "whole")
 
 
@@ -80,8 +86,6 @@ def test_run_in_a_pipe(tmp_path: Path) -> None:
     assert done.returncode == 1, done
     assert json.loads(done.stdout)["path"] == "run"
     assert "\x1b" not in done.stdout + done.stderr
-    shown = weft("show", "run", cwd=tmp_path)
-    assert shown.returncode == 0 and "\x1b" not in shown.stdout
 
 
 def test_run_on_a_terminal(tmp_path: Path) -> None:
@@ -98,10 +102,3 @@ def test_reader_that_goes_away_is_no_bug(tmp_path: Path) -> None:
         ["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False, timeout=60
     )
     assert done.stdout == "recipes\n" and "Traceback" not in done.stderr
-
-
-def test_terminal_that_knows_ascii_only(tmp_path: Path) -> None:
-    weft(*RECIPE, "--set", "epochs=3", "--out", "run", "--quiet", cwd=tmp_path)
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    shown = subprocess.run([*WEFT, "show", "run"], capture_output=True, cwd=tmp_path, env=environment, check=False)
-    assert shown.returncode == 0 and shown.stdout.isascii(), shown

@@ -115,7 +115,11 @@ def test_notice_is_printed_even_before_the_training_starts() -> None:
 
 
 def test_events_that_change_nothing_print_nothing() -> None:
-    quiet = [events.EpochEnded(0), events.StepStarted(at(0)), events.EvaluationStarted(at(0), "validation")]
+    quiet: list[Event] = [
+        events.EpochEnded(0),
+        events.StepStarted(at(0)),
+        events.EvaluationStarted(at(0), "validation"),
+    ]
     short = list(training(first=TOTAL - 10))
     assert lines_of([events.EpochStarted(0), *short, *quiet]) == lines_of(short)
 

@@ -1,10 +1,13 @@
 """`weft show`: the result of a run folder, or what is wrong with it."""
 
+import io
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from weft.cli.main import main
 from weft.metrics.measure import Measurements
 
 
@@ -32,6 +35,20 @@ def test_measured_loop_of_a_user(weft: Any) -> None:
         pass
     mine.save("here")
     assert "  train/step_time   10.00  10.00 .. 10.00  ms " in weft("show", "here").out
+
+
+def test_terminal_that_cannot_show_a_micro_sign_is_served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ticks = iter(2e-6 * i for i in range(1000))
+    mine = Measurements("mine", clock=lambda: next(ticks))
+    with mine.measure("forward"):
+        pass
+    mine.save(tmp_path)
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", output)
+    with pytest.raises(SystemExit, match="0"):
+        main(["show", str(tmp_path)])
+    output.seek(0)
+    assert "2.000    ?s " in output.read()
 
 
 @pytest.mark.parametrize(

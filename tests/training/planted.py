@@ -1,9 +1,10 @@
-"""A small training task whose state has every kind of part: dropout, running statistics, momentum, a schedule."""
+"""A small training task whose state has every kind of part, and what the tests of the loop do with it."""
 
 import hashlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +13,32 @@ from torch import Tensor, nn
 from weft.graph import EagerExecutor
 from weft.metrics.metric import Rule
 from weft.specs import Batch, TaskSpec, TensorSpec
+from weft.training.checkpoint import Snapshot, read_checkpoint, write_checkpoint
 from weft.training.datasets import AbstractDataset, Splits
-from weft.training.events import Event, StopTraining
-from weft.training.loop import Task, TrainingState
+from weft.training.events import Event, Listener, StopTraining
+from weft.training.history import History
+from weft.training.loop import Task, TrainingState, train
 from weft.training.optimizers import AbstractOptimizer, Momentum, Optimizer
+from weft.training.results import hash_tensors
 from weft.training.sampling import Ordered, Sampler, Shuffled
+from weft.training.snapshot import restore, take_snapshot
 
-__all__ = ["Recorder", "StopAt", "TinyData", "build_tiny", "clock_of_ticks", "ignore", "module_of_every_kind"]
+__all__ = [
+    "Recorder",
+    "StopAt",
+    "TinyData",
+    "build_tiny",
+    "clock_of_ticks",
+    "hash_of",
+    "ignore",
+    "loss_of_the_second_evaluation",
+    "module_of_every_kind",
+    "module_with_dropout",
+    "resume_tiny",
+    "run_tiny",
+    "through_disk",
+    "uninterrupted",
+]
 
 
 @dataclass(frozen=True)
@@ -41,6 +61,10 @@ class TinyData(AbstractDataset):
 
 def module_of_every_kind() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Tanh(), nn.Linear(6, 1))
+
+
+def module_with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 6), nn.Dropout(0.2), nn.Linear(6, 1))
 
 
 def build_tiny(
@@ -109,3 +133,41 @@ class StopAt:
 
 def ignore(_: object) -> None:
     """A listener, or a place to save, that does nothing."""
+
+
+def hash_of(state: TrainingState) -> str:
+    """Everything that must be the same to the bit."""
+    return hash_tensors({name: entry.parts[0] for name, entry in take_snapshot(state, {}).entries.items()})
+
+
+def run_tiny(task: Task, state: TrainingState, *listeners: Listener, history: History | None = None) -> TrainingState:
+    heard: list[Listener] = [history or History(), *listeners]
+
+    def emit(event: Event) -> None:
+        for listener in heard:
+            listener(event)
+
+    return train(task, state, emit=emit, save=ignore, clock=lambda: 0.0)[0]
+
+
+def through_disk(folder: Path, state: TrainingState, history: History) -> Snapshot:
+    return read_checkpoint(write_checkpoint(folder, take_snapshot(state, {"history": history.to_dict()})))
+
+
+def resume_tiny(snapshot: Snapshot, **options: Any) -> tuple[TrainingState, History]:
+    """Go on from a checkpoint in a task that was built afresh, as another process would."""
+    task, state = build_tiny(**options)
+    history = History()
+    history.restore(snapshot.progress["history"])
+    return run_tiny(task, restore(state, snapshot), history=history), history
+
+
+def uninterrupted(**options: Any) -> tuple[TrainingState, History]:
+    history = History()
+    return run_tiny(*build_tiny(**options), history=history), history
+
+
+def loss_of_the_second_evaluation() -> Rule:
+    losses = [evaluation.values["validation/loss"] for evaluation in uninterrupted(evaluate_every=4)[1].evaluations]
+    assert losses[1] < losses[0]
+    return Rule("loss", losses[1])

@@ -1,10 +1,7 @@
-"""The loop: what happens when, and that nothing is lost between a stop and the next start."""
+"""The loop: what happens when, and what a step does."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,73 +9,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.training.planted import Recorder, StopAt, TinyData, build_tiny, clock_of_ticks, ignore, module_of_every_kind
+from tests.training.planted import (
+    Recorder,
+    StopAt,
+    TinyData,
+    build_tiny,
+    clock_of_ticks,
+    hash_of,
+    ignore,
+    loss_of_the_second_evaluation,
+    module_of_every_kind,
+    run_tiny,
+    uninterrupted,
+)
 from weft.errors import DivergedError
-from weft.metrics.metric import Rule
 from weft.specs import Batch
 from weft.training import events
-from weft.training.checkpoint import Snapshot, read_checkpoint, write_checkpoint
 from weft.training.datasets import AbstractDataset
-from weft.training.events import Event, Listener
+from weft.training.events import Event
 from weft.training.history import History
-from weft.training.loop import Task, TrainingState, is_evaluation_due, train
+from weft.training.loop import is_evaluation_due, train
 from weft.training.optimizers import (
-    AbstractOptimizer,
     AbstractRule,
-    Adam,
     Momentum,
     Optimizer,
     Scope,
     Shared,
     Slots,
-    TorchOptimizer,
 )
 from weft.training.results import hash_tensors
 from weft.training.sampling import SamplerState
-from weft.training.snapshot import restore, take_snapshot
-
-OPTIMIZERS: dict[str, Callable[[], AbstractOptimizer]] = {
-    "momentum": lambda: Optimizer(Momentum(), lr=0.05),
-    "adam": lambda: Optimizer(Adam(), lr=0.01),
-    "torch": lambda: TorchOptimizer(torch.optim.NAdam, lr=0.01),
-}
-
-
-def module_with_dropout() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 6), nn.Dropout(0.2), nn.Linear(6, 1))
-
-
-def hash_of(state: TrainingState) -> str:
-    """Everything that must be the same to the bit."""
-    return hash_tensors({name: entry.parts[0] for name, entry in take_snapshot(state, {}).entries.items()})
-
-
-def run(task: Task, state: TrainingState, *listeners: Listener, history: History | None = None) -> TrainingState:
-    heard: list[Listener] = [history or History(), *listeners]
-
-    def emit(event: Event) -> None:
-        for listener in heard:
-            listener(event)
-
-    return train(task, state, emit=emit, save=ignore, clock=lambda: 0.0)[0]
-
-
-def through_disk(folder: Path, state: TrainingState, history: History) -> Snapshot:
-    return read_checkpoint(write_checkpoint(folder, take_snapshot(state, {"history": history.to_dict()})))
-
-
-def resume(snapshot: Snapshot, **options: Any) -> tuple[TrainingState, History]:
-    """Go on from a checkpoint in a task that was built afresh, as another process would."""
-    task, state = build_tiny(**options)
-    history = History()
-    history.restore(snapshot.progress["history"])
-    return run(task, restore(state, snapshot), history=history), history
-
-
-def uninterrupted(**options: Any) -> tuple[TrainingState, History]:
-    history = History()
-    return run(*build_tiny(**options), history=history), history
-
 
 # ---- events
 
@@ -185,72 +145,15 @@ def test_evaluation_holds_the_values_of_the_validation_split() -> None:
     assert (evaluation.step, evaluation.samples, evaluation.epoch) == (6, 20, 2.0)
 
 
-# ---- stop and resume
-
-NUM_STEPS = 6
+# ---- the end
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("num_steps", range(1, NUM_STEPS + 1))
-def test_stopped_after_any_step_it_goes_on_to_the_same_bits(tmp_path: Path, optimizer: str, num_steps: int) -> None:
-    options: dict[str, Any] = {"optimizer": OPTIMIZERS[optimizer], "evaluate_every": 7, "clip_norm": 1.0}
-    expected, whole = uninterrupted(**options)
-    history = History()
-    stopped = run(*build_tiny(**options), StopAt(events.StepEnded, num_steps), history=history)
-    assert stopped.step == num_steps
-    final, resumed = resume(through_disk(tmp_path, stopped, history), **options)
-    assert hash_of(final) == hash_of(expected)
-    assert resumed.losses == whole.losses and resumed.evaluations == whole.evaluations
-
-
-@pytest.mark.parametrize("num_steps", range(1, NUM_STEPS + 1))
-def test_killed_after_any_step_it_goes_on_to_the_same_bits(tmp_path: Path, num_steps: int) -> None:
-    options: dict[str, Any] = {"module": module_with_dropout, "evaluate_every": 7, "accumulate": 3}
-    expected, whole = uninterrupted(**options)
-    task, state = build_tiny(**options)
-    history, written = History(), []
-
-    def save(state: TrainingState) -> None:
-        if state.step == num_steps:
-            written.append(through_disk(tmp_path, state, history))
-
-    train(task, state, emit=history, save=save, clock=lambda: 0.0)  # what came after the checkpoint is lost
-    final, resumed = resume(written[0], **options)
-    assert hash_of(final) == hash_of(expected)
-    assert resumed.losses == whole.losses and resumed.evaluations == whole.evaluations
-
-
-KINDS = (
-    events.TrainingStarted,
-    events.EpochStarted,
-    events.EpochEnded,
-    events.StepStarted,
-    events.EvaluationStarted,
-    events.EvaluationEnded,
-)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_stopped_at_any_event_it_goes_on_to_the_same_bits(tmp_path: Path, kind: type, count: int) -> None:
-    expected, whole = uninterrupted(evaluate_every=7)
-    history = History()
-    stopped = run(*build_tiny(evaluate_every=7), StopAt(kind, count), history=history)
-    final, resumed = resume(through_disk(tmp_path, stopped, history), evaluate_every=7)
-    assert hash_of(final) == hash_of(expected)
-    assert resumed.losses == whole.losses and resumed.evaluations == whole.evaluations
-
-
-@pytest.mark.parametrize("part", ["parameter/", "buffer/", "slot/", "random", "sampler", "samples"])
-def test_a_resume_that_forgets_a_part_is_caught(tmp_path: Path, part: str) -> None:
-    stopped = run(*build_tiny(), StopAt(events.StepEnded, 2))
-    snapshot, fresh = through_disk(tmp_path, stopped, History()), take_snapshot(build_tiny()[1], {})
-    entries = {n: (fresh if n.startswith(part) else snapshot).entries[n] for n in snapshot.entries}
-    progress = {
-        key: (fresh if key == part else snapshot).progress.get(key, value) for key, value in snapshot.progress.items()
-    }
-    forgetful = resume(replace(snapshot, entries=entries, progress=progress))[0]
-    assert hash_of(forgetful) != hash_of(resume(snapshot)[0])
+def test_training_ends_at_the_first_evaluation_that_meets_the_target() -> None:
+    target, history = loss_of_the_second_evaluation(), History()
+    task, state = build_tiny(evaluate_every=4, target=target)
+    final, reason = train(task, state, emit=history, save=ignore)
+    assert (final.samples, len(history.evaluations), final.target_met) == (8, 2, True)
+    assert reason == f"target reached ({target})"
 
 
 def test_a_stop_gives_its_reason() -> None:
@@ -272,39 +175,7 @@ def test_other_exceptions_of_a_listener_are_not_swallowed() -> None:
         raise LookupError
 
     with pytest.raises(LookupError):
-        run(*build_tiny(), fail)
-
-
-# ---- target
-
-
-def loss_of_the_second_evaluation() -> Rule:
-    losses = [evaluation.values["validation/loss"] for evaluation in uninterrupted(evaluate_every=4)[1].evaluations]
-    assert losses[1] < losses[0]
-    return Rule("loss", losses[1])
-
-
-def test_training_ends_at_the_first_evaluation_that_meets_the_target() -> None:
-    target, history = loss_of_the_second_evaluation(), History()
-    task, state = build_tiny(evaluate_every=4, target=target)
-    final, reason = train(task, state, emit=history, save=ignore)
-    assert (final.samples, len(history.evaluations), final.target_met) == (8, 2, True)
-    assert reason == f"target reached ({target})"
-
-
-def test_a_run_that_met_its_target_does_not_go_on_when_resumed(tmp_path: Path) -> None:
-    # The state at the end says that it was evaluated; without the outcome, a resumed run would train on.
-    options: dict[str, Any] = {"evaluate_every": 4, "target": loss_of_the_second_evaluation()}
-    final, history = uninterrupted(**options)
-    again, resumed = resume(through_disk(tmp_path, final, history), **options)
-    assert hash_of(again) == hash_of(final) and again.step == final.step
-    assert resumed == history
-
-
-def test_a_finished_run_does_not_go_on_when_resumed(tmp_path: Path) -> None:
-    final, history = uninterrupted()
-    again, resumed = resume(through_disk(tmp_path, final, history))
-    assert hash_of(again) == hash_of(final) and resumed == history
+        run_tiny(*build_tiny(), fail)
 
 
 # ---- what a step does
@@ -390,7 +261,7 @@ def test_an_optimizer_that_looks_ahead_gets_its_gradient_there() -> None:
 
     task, state = build_tiny(Constant, lambda: Optimizer(OneAhead(), lr=0.25))
     targets = task.splits.train.take(task.sampler.next_batch(SamplerState())[0]).targets[0]
-    final = run(task, state, StopAt(events.StepEnded, 1))
+    final = run_tiny(task, state, StopAt(events.StepEnded, 1))
     expected = 3.0 - 0.25 * 2 * (4.0 - targets.mean().item())  # from 3, along the gradient at 4
     assert final.model.parameters["value"].item() == pytest.approx(expected, rel=1e-6)
 
@@ -420,7 +291,7 @@ def test_a_loss_that_is_not_a_number_names_step_and_tensor() -> None:
     task, state = build_tiny(train=Spoiled(5), shuffle=False)
     recorder = Recorder()
     with pytest.raises(DivergedError, match=r"\(step: 1, loss: nan, first bad tensor: input 0\); lower the learning"):
-        run(task, state, recorder)
+        run_tiny(task, state, recorder)
     assert isinstance(recorder.events[-1], events.StepStarted)
     assert all(bool(p.isfinite().all()) for p in state.model.parameters.values())
 
@@ -430,7 +301,7 @@ def test_an_update_that_overflows_is_seen(epochs: float, step: int) -> None:
     # After the last step no training loss is left to show it: the evaluation does.
     task, state = build_tiny(lambda: nn.Linear(3, 1), lambda: Optimizer(Momentum(), lr=1e38), epochs=epochs)
     with pytest.raises(DivergedError, match=rf"\(step: {step}, loss: (inf|nan), first bad tensor: "):
-        run(task, state)
+        run_tiny(task, state)
 
 
 def test_an_overflow_inside_the_model_is_named() -> None:
@@ -440,4 +311,4 @@ def test_an_overflow_inside_the_model_is_named() -> None:
 
     module = lambda: nn.Sequential(nn.Linear(3, 2), Exploding(), nn.BatchNorm1d(2), nn.Linear(2, 1))  # noqa: E731
     with pytest.raises(DivergedError, match=r"\(step: 0, loss: nan, first bad tensor: output of 1\)"):
-        run(*build_tiny(module))
+        run_tiny(*build_tiny(module))

@@ -14,7 +14,7 @@ from weft.metrics.record import RunRecord
 from weft.metrics.record_file import read_record
 from weft.metrics.run_folder import RunFolder, create_run_folder
 from weft.recipes import digits_cnn, digits_mlp
-from weft.training.events import Event, Notice, StepEnded
+from weft.training.events import Event, Listener, Notice, StepEnded
 from weft.training.recipe import Recipe
 from weft.training.run import resume_run, run_recipe
 
@@ -35,7 +35,7 @@ def tiny(**settings: object) -> Recipe:
     return dataclasses.replace(recipe, rules=())
 
 
-def run(recipe: Recipe, path: Path, seeds: tuple[int, ...] = (0,), listeners: tuple = ()) -> RunRecord:
+def run(recipe: Recipe, path: Path, seeds: tuple[int, ...] = (0,), listeners: tuple[Listener, ...] = ()) -> RunRecord:
     return run_recipe(recipe, folder=create_run_folder(path, recipe.name), seeds=seeds, listeners=listeners)
 
 

@@ -22,6 +22,10 @@ class Place:
     meeting: str = ""  # a folder for Weft's own ranks; host:port for torchrun's; nothing for MPI's, who have met
     local_size: int = 1  # ranks on this host
 
+    @property
+    def is_one_host(self) -> bool:
+        return self.local_size == self.size
+
 
 def find_place(environment: Mapping[str, str] = os.environ) -> Place:
     """Read the place from the variables that `weft run`, torchrun and Open MPI set; one rank if there are none.

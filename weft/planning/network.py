@@ -6,9 +6,11 @@ A message of n bytes from rank s to rank t crosses these links in order (those i
     two hosts:   s ==out==> [==host up==>] [==backbone==] [==host down==>] ==in==> t
 
 Each rank has one full-duplex port (out and in never disturb each other), and so has each host; the backbone is one
-medium for all. A link carries one message at a time, first asked first served, for n * beta seconds. A message is cut
-through: it enters the next link as soon as its first byte is there and the link is free, and leaves it no earlier than
-it left the one before. It arrives alpha seconds after it left the last link. Alpha is pure latency and holds no link.
+medium for all. A link serves messages in the order in which they were handed over, each for n * beta seconds of its
+own rate. A message is cut through: it enters the next link as soon as its first byte is there and the link is free,
+and leaves it no earlier than it left the one before; a fast link that is fed slowly is free again earlier, because
+packets of others pass in between. A message arrives alpha seconds after it left the last link. Alpha is pure latency
+and holds no link.
 """
 
 from collections.abc import Sequence
@@ -115,10 +117,9 @@ class LinkSchedule:
         for link, beta in links:
             if free[link] > head:
                 head = free[link]
-            end = head + num_bytes * beta
+            end = free[link] = head + num_bytes * beta
             if end > tail:
                 tail = end
-            free[link] = tail
             if sent < 0:
                 sent = tail
         return Transfer(sent, tail + alpha)

@@ -52,7 +52,6 @@ class Checkpointer:
         """Write now, unless this very step is on disk already."""
         if state.step == self._written_step:
             return
-        self._replicas.align(state.model.buffers)
         snapshot = take_snapshot(state, self._progress(), self._replicas)
         if self._replicas.rank == 0:
             write_checkpoint(self._folder, snapshot)

@@ -63,7 +63,7 @@ def check_options(component: Component, catalogue: Mapping[str, Callable[..., T]
     options = {}
     for key, value in component.options:
         if key not in known:
-            cure = nearest(key, known) if known else "it takes none"
+            cure = nearest(key, known) if known else "it takes none (options are keyword-only parameters)"
             raise RecipeError(f"unknown option of {kind} {component.name!r} ({key}); {cure}")
         options[key] = coerce(value, known[key].annotation, f"{kind}.{key}")
     missing = [key for key, p in known.items() if p.default is p.empty and key not in options]

@@ -114,4 +114,4 @@ Listener = Callable[[Event], None]
 
 
 class StopTraining(Exception):  # noqa: N818 -- a request, not an error
-    """Raised by a listener to end training in good order; its text says why."""
+    """Raised by a listener, best at StepEnded, to end training in good order; its text says why."""

@@ -26,13 +26,17 @@ def take_snapshot(state: TrainingState, extra: Mapping[str, Any], replicas: Abst
     """The state of all ranks as a checkpoint holds it; `extra` is progress that the caller wants back."""
     replicas = replicas or SoloReplicas()
     optimizer = replicas.collect(state.optimizer)
-    tensors = {
-        **{f"{kind}/{name}": tensor for kind, own in _tensors_of(state.model) for name, tensor in own.items()},
+    replicated = {
+        **{f"parameter/{name}": tensor for name, tensor in state.model.parameters.items()},
         "optimizer/lr": optimizer.shared.lr,
         "optimizer/step": optimizer.shared.step,
         **{f"slot/{name}/{slot}": tensor for name, own in optimizer.slots.items() for slot, tensor in own.items()},
     }
-    entries = {name: Entry(REPLICATED, (tensor,)) for name, tensor in tensors.items()}
+    entries = {name: Entry(REPLICATED, (tensor,)) for name, tensor in replicated.items()}
+    # Running statistics are each rank's own between evaluations, and a resumed run must find them so.
+    layout = REPLICATED if replicas.size == 1 else PER_RANK
+    for name, tensor in state.model.buffers.items():
+        entries[f"buffer/{name}"] = Entry(layout, replicas.gather(tensor))
     entries["random"] = Entry(PER_RANK, replicas.gather(state.model.random))
     progress = {
         "samples": state.samples,
@@ -47,10 +51,11 @@ def take_snapshot(state: TrainingState, extra: Mapping[str, Any], replicas: Abst
 def restore(state: TrainingState, snapshot: Snapshot, rank: int = 0, size: int = 1) -> TrainingState:
     """Write a checkpoint into a freshly built state, whose tensors the executor and the optimizer already know.
 
-    The number of ranks may differ from that of the checkpoint; a rank that it does not know keeps its fresh randomness.
+    The number of ranks may differ from that of the checkpoint: a rank that it does not know keeps its fresh randomness
+    and takes the running statistics of rank 0.
     """
-    tensors = {name: entry.of_rank(rank, size) for name, entry in snapshot.entries.items()}
-    if tensors.get("random") is None and "random" in tensors:
+    tensors = {name: _of_rank(name, entry, rank, size) for name, entry in snapshot.entries.items()}
+    if "random" in tensors and tensors["random"] is None:
         tensors["random"] = state.model.random
     _check_no_stranger(snapshot, state)
     with torch.no_grad():
@@ -73,6 +78,11 @@ def restore(state: TrainingState, snapshot: Snapshot, rank: int = 0, size: int =
         evaluated=progress["evaluated"],
         target_met=progress["target_met"],
     )
+
+
+def _of_rank(name: str, entry: Entry, rank: int, size: int) -> Tensor | None:
+    part = entry.of_rank(rank, size)
+    return entry.parts[0] if part is None and name.startswith("buffer/") else part
 
 
 def _tensors_of(model: State) -> tuple[tuple[str, Mapping[str, Tensor]], ...]:

@@ -158,7 +158,7 @@ def reduce_scatter(group: AbstractGroup) -> Report:
         inputs = everyone(group.size, length * group.size, dtype)
         for op in ("sum", "max"):
             output = torch.full((length,), 9, dtype=dtype)
-            call = calls.ReduceScatter(output, inputs[group.rank].clone(), op)  # type: ignore[arg-type]
+            call = calls.ReduceScatter(output, inputs[group.rank].clone(), op)
             perform(group, call, later=later)
             whole = inputs.sum(0).to(dtype) if op == "sum" else inputs.amax(0)
             found.expect(f"reduce_scatter {op} {dtype}", output, whole.view(group.size, length)[group.rank])

@@ -17,7 +17,7 @@ from weft.distributed.collectives.phases import (
 from weft.distributed.collectives.schedule import Action, Move, Schedule, all_parts
 from weft.planning.collective_cost import log2_ceil
 
-__all__ = ["halving_doubling", "hierarchical", "ring", "tree"]
+__all__ = ["halving_doubling", "hierarchical", "hierarchical_parts", "ring", "tree"]
 
 # A ring of 256 ranks holds 510 rounds for each of them: a cache of two such rings, and of all smaller ones.
 CACHED = 512
@@ -68,7 +68,7 @@ def halving_doubling(rank: int, size: int) -> Schedule:
 
 @lru_cache(CACHED)
 def hierarchical(rank: int, size: int, ranks_per_host: int) -> Schedule:
-    """Two levels; `size` parts. Only 2(H-1)/H of the message leaves or enters each of H hosts.
+    """Two levels; `hierarchical_parts` parts. Only 2(H-1)/H of the message leaves or enters each of H hosts.
 
     hosts of L ranks each:   reduce-scatter inside a host, by ring   (L slices of H parts)
                              all-reduce of slice i among the i-th ranks of all hosts, by ring
@@ -90,12 +90,17 @@ def hierarchical(rank: int, size: int, ranks_per_host: int) -> Schedule:
             *ring_all_gather(across, host, own),
             *ring_all_gather(inside, place, slices),
         )
-    leaders = range(0, size, ranks_per_host)
-    shares = [(host * size // num_hosts, (host + 1) * size // num_hosts) for host in range(num_hosts)]
+    leaders, shares = range(0, size, ranks_per_host), all_parts(num_hosts)
     ring_of_leaders = ring_reduce_scatter(leaders, host, shares) + ring_all_gather(leaders, host, shares)
     depth = log2_ceil(ranks_per_host)
     return (
-        *tree_reduce(inside, place, (0, size), depth=depth),
+        *tree_reduce(inside, place, (0, num_hosts), depth=depth),
         *(ring_of_leaders if place == 0 else ((),) * (2 * (num_hosts - 1))),
-        *tree_broadcast(inside, place, (0, size), depth=depth),
+        *tree_broadcast(inside, place, (0, num_hosts), depth=depth),
     )
+
+
+def hierarchical_parts(size: int, ranks_per_host: int) -> int:
+    """One part for each rank, or one for each host where the last is ragged."""
+    ranks_per_host = min(ranks_per_host, size)
+    return size if size % ranks_per_host == 0 else -(-size // ranks_per_host)

@@ -47,7 +47,8 @@ def _all_reduce_schedule(
         return all_reduce.tree(rank, size), 1
     if algorithm == "halving_doubling":
         return all_reduce.halving_doubling(rank, size), 1 << (size.bit_length() - 1)
-    return all_reduce.hierarchical(rank, size, ranks_per_host or size), size
+    per_host = ranks_per_host or size
+    return all_reduce.hierarchical(rank, size, per_host), all_reduce.hierarchical_parts(size, per_host)
 
 
 def _direct(tensor: Tensor, rank: int, size: int, tag: int, op: ReduceOp) -> Exchange:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as distributed
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from weft.distributed.group import calls
 from weft.distributed.group.calls import Call, Graph, ReduceOp
@@ -16,7 +16,7 @@ from weft.errors import UsageError
 __all__ = ["Launched", "TorchSeat", "launch"]
 
 # The type stubs of torch know neither the options of calls nor the methods of process groups.
-_c10d: Any = distributed
+_c10d: Any = distributed_c10d
 
 _OPS: dict[ReduceOp, Any] = {
     "sum": _c10d.ReduceOp.SUM,

@@ -47,7 +47,7 @@ class TorchGroup(AbstractGroup):
     Args:
         store: where the ranks meet; it must outlive the rank that fails, or belong to rank 0.
         timeout: seconds after which a peer that does not take part counts as lost.
-        interface: the network interface that Gloo listens on.
+        interface: the network interface that Gloo listens on; None for the one of the host's name.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TorchGroup(AbstractGroup):
         *,
         timeout: float = 120.0,
         backend: TorchBackend = "gloo",
-        interface: str = "lo",
+        interface: str | None = "lo",
         generation: int = 0,
     ) -> None:
         self._store, self._rank, self._size, self._generation = store, rank, size, generation
@@ -136,7 +136,9 @@ class TorchGroup(AbstractGroup):
         else:
             options = _c10d.ProcessGroupGloo._Options()
             options._timeout = timeout
-            options._devices = [_c10d.ProcessGroupGloo.create_device(interface=self._interface)]
+            gloo = _c10d.ProcessGroupGloo
+            device = gloo.create_device(interface=self._interface) if self._interface else gloo.create_default_device()
+            options._devices = [device]
             self._transport = _c10d.ProcessGroupGloo(store, self._rank, self._size, options)
         return Launched([])
 

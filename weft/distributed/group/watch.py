@@ -129,6 +129,11 @@ class Watch:
         with self._lock:
             return bool(self._pending)
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether a peer is known to be lost."""
+        return self._verdict is not None
+
     def check(self) -> None:
         """Raise PeerLostError if a peer is known to be lost."""
         if self._verdict is not None:

@@ -16,7 +16,7 @@
 namespace weft {
 
 constexpr int64_t kGraceNs = 50 * 1000;  // for a caller to wait for what it started
-constexpr int64_t kCallerSpinNs = 2000 * 1000;
+constexpr int64_t kCallerSpinNs = 200 * 1000;
 constexpr int64_t kThreadSpinNs = 3 * 1000;       // it competes with the computation
 constexpr int64_t kLookNs = 5 * 1000 * 1000;      // between two looks at whether the peers are alive
 constexpr int64_t kMoveNs = 1000 * 1000;          // between two moves to another core
@@ -164,19 +164,28 @@ class Engine {
     // --- waiting
 
     void wait_for(int peer, uint64_t before, Call* wanted) {
-        
+        if (!spin(peer, before, wanted)) sleep_for(peer, before);
+        if (may_spin_) step_aside(peer);
+    }
+
+    // Yields now and then: the peer may be waiting for this very core.
+    bool spin(int peer, uint64_t before, Call* wanted) {
+        if (!may_spin_) return false;
         const bool for_caller = wanted || callers_.load(std::memory_order_relaxed) > 0;
-        const int64_t begin = now_ns(), spin = !may_spin_ ? 0 : for_caller ? kCallerSpinNs : kThreadSpinNs;
-        for (int i = 1; spin > 0; i++) {
-            if (news(peer) != before || has_inbox()) return;
-            pause_core();
-            if (i % 32 == 0) { if (now_ns() - begin > spin) break; }
+        const int64_t end = now_ns() + (for_caller ? kCallerSpinNs : kThreadSpinNs);
+        for (;;) {
+            for (int i = 0; i < 64; i++) {
+                if (news(peer) != before || has_inbox()) return true;
+                pause_core();
+            }
+            if (now_ns() > end) return false;
+            sched_yield();
         }
-        sleep_for(peer, before);
     }
 
     // The kernel likes to wake a thread on the core of the one that woke it. Two ranks that take turns on one core look
-    // to it like a single busy thread, and it never parts them; so a rank that waits for another on its own core moves.
+    // to it like a single busy thread, and it never parts them; so a rank that finds a peer's step taken on its own core
+    // moves away.
     void step_aside(int waits_for) {
         const int core = sched_getcpu();
         const auto is_here = [&](int peer) {

@@ -1,0 +1,184 @@
+"""Schedules as data: every rank's contribution once in every part, no blocking, the stated cost; up to 64 ranks."""
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.distributed.collectives import Action, Move, Schedule, flat, rooted
+from weft.distributed.collectives import all_reduce as algorithms
+from weft.distributed.collectives.schedule import part_bounds
+from weft.planning import AllReduceAlgorithm, Cost, all_reduce_cost, collective_cost
+
+Maker = Callable[[int, int], Schedule]
+Holding = list[list[Counter[int]]]
+"""holding[rank][part] counts whose contributions are in it."""
+
+
+def simulate(schedules: list[Schedule], holding: Holding) -> None:
+    """Play all ranks' rounds in step; assert that every message of a round has its other side in the same round."""
+    assert len({len(schedule) for schedule in schedules}) == 1, "ranks are out of step"
+    for moves_of in zip(*schedules, strict=True):
+        sent = {
+            (rank, move.peer): [holding[rank][part].copy() for part in range(*move.parts)]
+            for rank, moves in enumerate(moves_of)
+            for move in moves
+            if move.action is Action.SEND
+        }
+        for rank, moves in enumerate(moves_of):
+            for move in moves:
+                if move.action is Action.SEND:
+                    continue
+                parts = sent.pop((move.peer, rank))
+                assert len(parts) == move.parts[1] - move.parts[0], "a message of another length"
+                for part, arrived in zip(range(*move.parts), parts, strict=True):
+                    if move.action is Action.REDUCE:
+                        holding[rank][part] += arrived
+                    else:
+                        holding[rank][part] = arrived
+        assert not sent, f"nobody receives {sent.keys()}"
+
+
+def cost_of(schedules: list[Schedule], part_lengths: list[int]) -> Cost:
+    """Count what the formulas state."""
+
+    def length(move: Move) -> int:
+        return sum(part_lengths[part] for part in range(*move.parts))
+
+    def largest(moves: tuple[tuple[Move, ...], ...], action: Action) -> int:
+        return max((length(move) for row in moves for move in row if move.action is action), default=0)
+
+    rounds = list(zip(*schedules, strict=True))
+    sent = [sum(length(m) for row in schedule for m in row if m.action is Action.SEND) for schedule in schedules]
+    return Cost(
+        rounds=len(rounds),
+        path_bytes=sum(largest(moves, Action.SEND) for moves in rounds),
+        path_reduced=sum(largest(moves, Action.REDUCE) for moves in rounds),
+        rank_bytes=max(sent),
+        total_bytes=sum(sent),
+    )
+
+
+def all_reduce_of(name: str, size: int, ranks_per_host: int) -> tuple[list[Schedule], int]:
+    two_level_parts = algorithms.hierarchical_parts(size, ranks_per_host)
+    makers: dict[str, tuple[Maker, int]] = {
+        "ring": (algorithms.ring, size),
+        "tree": (algorithms.tree, 1),
+        "halving_doubling": (algorithms.halving_doubling, 1 << (size.bit_length() - 1)),
+        "hierarchical": (partial(algorithms.hierarchical, ranks_per_host=ranks_per_host), two_level_parts),
+    }
+    maker, num_parts = makers[name]
+    return [maker(rank, size) for rank in range(size)], num_parts
+
+
+NAMES = ("ring", "tree", "halving_doubling", "hierarchical")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(size=st.integers(1, 64), ranks_per_host=st.integers(1, 9))
+def test_all_reduce_adds_every_rank_once_in_every_part(name: str, size: int, ranks_per_host: int) -> None:
+    schedules, num_parts = all_reduce_of(name, size, ranks_per_host)
+    holding = [[Counter({rank: 1}) for _ in range(num_parts)] for rank in range(size)]
+    simulate(schedules, holding)
+    everyone = Counter(range(size))
+    assert all(part == everyone for parts in holding for part in parts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(size=st.integers(1, 64), ranks_per_host=st.integers(1, 9), per_part=st.integers(1, 3))
+def test_all_reduce_costs_what_the_formula_says(
+    name: AllReduceAlgorithm, size: int, ranks_per_host: int, per_part: int
+) -> None:
+    schedules, num_parts = all_reduce_of(name, size, ranks_per_host)
+    counted = cost_of(schedules, [per_part] * num_parts)
+    stated = all_reduce_cost(name, size, per_part * num_parts, ranks_per_host=ranks_per_host)
+    assert [*vars(counted).values()] == pytest.approx([*vars(stated).values()])
+
+
+@given(size=st.integers(1, 64), root=st.integers(0, 63))
+def test_rooted_schedules_bring_everything_to_the_root_and_back(size: int, root: int) -> None:
+    root %= size
+    parts = [[Counter({place: 1}) if place == (rank - root) % size else Counter() for place in range(size)]
+             for rank in range(size)]  # fmt: skip
+    simulate([rooted.gather(rank, size, root) for rank in range(size)], parts)
+    assert parts[root] == [Counter({place: 1}) for place in range(size)]
+    held = [[Counter(part) if rank == root else Counter() for part in parts[root]] for rank in range(size)]
+    simulate([rooted.scatter(rank, size, root) for rank in range(size)], held)
+    assert all(held[rank][(rank - root) % size] == Counter({(rank - root) % size: 1}) for rank in range(size))
+    whole = [[Counter({rank: 1})] for rank in range(size)]
+    simulate([rooted.reduce(rank, size, root) for rank in range(size)], whole)
+    assert whole[root] == [Counter(range(size))]
+    simulate([rooted.broadcast(rank, size, root) for rank in range(size)], whole)
+    assert all(held == [Counter(range(size))] for held in whole)
+
+
+@given(size=st.integers(1, 64))
+def test_flat_schedules(size: int) -> None:
+    gathered = [[Counter({part: 1}) if part == rank else Counter() for part in range(size)] for rank in range(size)]
+    simulate([flat.all_gather(rank, size) for rank in range(size)], gathered)
+    assert all(row == [Counter({part: 1}) for part in range(size)] for row in gathered)
+    # A barrier is one when every rank has heard, through others, of all: tokens carry all that their sender knows.
+    heard = [{rank} for rank in range(size)]
+    for round_number in range(len(flat.barrier(0, size))):
+        moves = [flat.barrier(rank, size)[round_number] for rank in range(size)]
+        heard = [heard[rank] | heard[moves[rank][1].peer] for rank in range(size)]
+    assert all(known == set(range(size)) for known in heard)
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_other_collectives_cost_what_the_formula_says(size: int) -> None:
+    makers: dict[str, tuple[Callable[[int], Schedule], int]] = {
+        "all_gather": (lambda rank: flat.all_gather(rank, size), size),
+        "all_to_all": (lambda rank: flat.exchange(rank, size), size),
+        "barrier": (lambda rank: flat.barrier(rank, size), 2),
+        "broadcast": (lambda rank: rooted.broadcast(rank, size, 0), 1),
+        "gather": (lambda rank: rooted.gather(rank, size, size - 1), size),
+        "reduce": (lambda rank: rooted.reduce(rank, size, size // 2), 1),
+        "scatter": (lambda rank: rooted.scatter(rank, size, 0), size),
+    }
+    for name, (maker, num_parts) in makers.items():
+        counted = cost_of([maker(rank) for rank in range(size)], [4] * num_parts)
+        stated = collective_cost(name, size, 4 if name == "barrier" else 4 * num_parts)  # type: ignore[arg-type]
+        assert [*vars(counted).values()] == pytest.approx([*vars(stated).values()]), name
+
+
+def test_the_simulation_refuses_a_schedule_that_would_block() -> None:
+    late: Schedule = ((), (Move(Action.RECV, 0, (0, 1)),))
+    early: Schedule = ((Move(Action.SEND, 1, (0, 1)),), ())
+    with pytest.raises(AssertionError):
+        simulate([early, late], [[Counter()], [Counter()]])
+
+
+@given(length=st.integers(0, 1000), num_parts=st.integers(1, 64))
+def test_parts_cover_a_message_and_differ_by_one(length: int, num_parts: int) -> None:
+    bounds = part_bounds(length, num_parts)
+    lengths = [end - begin for begin, end in pairwise(bounds)]
+    assert (bounds[0], bounds[-1], len(lengths)) == (0, length, num_parts)
+    assert max(lengths) - min(lengths) <= 1 and sorted(lengths, reverse=True) == lengths
+
+
+def picture(schedule: Schedule) -> list[str]:
+    return [" ".join(f"{move.action.value}({move.parts[0]}:{move.parts[1]})@{move.peer}" for move in moves)
+            for moves in schedule]  # fmt: skip
+
+
+def test_small_schedules_as_pictures() -> None:
+    assert picture(algorithms.ring(0, 3)) == [
+        "send(2:3)@1 reduce(1:2)@2",
+        "send(1:2)@1 reduce(0:1)@2",
+        "send(0:1)@1 recv(2:3)@2",
+        "send(2:3)@1 recv(1:2)@2",
+    ]
+    assert picture(algorithms.halving_doubling(2, 5)) == [
+        "",
+        "send(2:4)@4 reduce(0:2)@4",
+        "send(0:1)@0 reduce(1:2)@0",
+        "send(1:2)@0 recv(0:1)@0",
+        "send(0:2)@4 recv(2:4)@4",
+        "",
+    ]
+    assert picture(algorithms.tree(0, 3)) == ["reduce(0:1)@1", "reduce(0:1)@2", "send(0:1)@2", "send(0:1)@1"]

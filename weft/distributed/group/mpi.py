@@ -1,0 +1,214 @@
+"""Ranks over MPI, through mpi4py: the processes that mpirun started, on one host or on many.
+
+MPI adds up in an order of its own, the same for all ranks; it knows no 16-bit floats, so these travel as 32-bit ones
+and are rounded once. Under plain mpirun a rank that dies ends all others, and mpirun names it; one that falls silent,
+and one that dies under `mpirun --with-ft ulfm`, is named by the signs of life beside MPI.
+"""
+
+import atexit
+import importlib
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, final
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+
+from weft.distributed.group.calls import Call, Recv, Send
+from weft.distributed.group.checks import check_call
+from weft.distributed.group.clock import AbstractClock, RealClock
+from weft.distributed.group.group import AbstractGroup, AbstractWork
+from weft.distributed.group.mpi_calls import MpiSeat, Posted, post
+from weft.distributed.group.watch import Store, Watch
+from weft.errors import PeerLostError, UsageError
+
+__all__ = ["MpiGroup", "import_mpi", "open_store"]
+
+# MPI moves data only while it is asked, so a rank that waits asks at once again, then less and less eagerly.
+EAGER_TESTS = 2000
+YIELDING_SECONDS = 0.2
+IDLE_SECONDS = 50e-6
+ADDRESS_BYTES = 256
+
+_c10d: Any = distributed  # its type stubs lack the stores
+
+
+def import_mpi() -> Any:
+    """mpi4py's MPI; the first import starts MPI in this process."""
+    try:
+        return importlib.import_module("mpi4py.MPI")
+    except ImportError as error:
+        raise UsageError(f"MPI cannot be loaded ({error}); pip install 'weft[mpi]'") from None
+
+
+def open_store(communicator: Any, timeout: float, *, is_one_host: bool) -> Store:
+    """A store that the communicator's rank 0 keeps, bound to the loopback interface where all ranks are on one host."""
+    mpi = import_mpi()
+    address = bytearray(ADDRESS_BYTES)
+    options = {"timeout": timedelta(seconds=timeout), "wait_for_workers": False}
+    if communicator.rank == 0:
+        host = "127.0.0.1" if is_one_host else socket.gethostbyname(socket.gethostname())
+        listener = socket.create_server((host, 0))
+        port = listener.getsockname()[1]
+        text = f"{host} {port}".encode()
+        address[: len(text)] = text
+        store = _c10d.TCPStore(host, port, is_master=True, master_listen_fd=listener.detach(), **options)
+    communicator.Bcast([address, mpi.BYTE], root=0)
+    if communicator.rank > 0:
+        host, port = address.rstrip(b"\0").decode().split()
+        store = _c10d.TCPStore(host, int(port), is_master=False, **options)
+    return store  # type: ignore[no-any-return]
+
+
+@final
+class MpiGroup(AbstractGroup):
+    """The ranks of a communicator, by default all that mpirun started.
+
+    Args:
+        communicator: of mpi4py; it is duplicated, so that messages never mix with the owner's.
+        timeout: seconds after which a peer that does not take part counts as lost.
+        store: where the ranks leave their signs of life; by default one that rank 0 keeps.
+    """
+
+    def __init__(
+        self, communicator: Any = None, *, timeout: float = 300.0, generation: int = 0, store: Store | None = None
+    ) -> None:
+        self._mpi = import_mpi()
+        whole = communicator or self._mpi.COMM_WORLD
+        self._seat = MpiSeat(self._mpi, whole.Dup(), whole.Dup(), whole.Dup())
+        self._timeout, self._generation, self._clock = timeout, generation, RealClock()
+        self._store = store or open_store(whole, timeout, is_one_host=_is_one_host(self._mpi, whole))
+        self._num_splits = 0
+        self._is_open = True
+        signs = _c10d.PrefixStore(f"watch/{generation}", self._store)
+        self._watch = Watch(signs, self.rank, self.size, timeout=timeout, on_lost=lambda _: self._doom())
+
+    @property
+    def rank(self) -> int:
+        return self._seat.rank
+
+    @property
+    def size(self) -> int:
+        return self._seat.size
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def clock(self) -> AbstractClock:
+        return self._clock
+
+    def start(self, call: Call) -> AbstractWork:
+        check_call(call, self.rank, self.size)
+        self._check_open()
+        work = _MpiWork(self._mpi, self._watch, self._timeout)
+        self._watch.begin(work, peer=call.peer if isinstance(call, Send | Recv) else None)
+        work.run(lambda: post(self._seat, call))
+        return work
+
+    def split(self, colour: int, key: int) -> AbstractGroup:
+        wishes = torch.empty(self.size, 2, dtype=torch.int64)
+        self.all_gather(wishes, torch.tensor([colour, key]))  # finds a lost peer, which MPI's own split would wait for
+        colours = sorted(set(wishes[:, 0].tolist()))
+        part = self._seat.collectives.Split(colours.index(colour), key)
+        store = _c10d.PrefixStore(f"split/{self._num_splits}/{colour}", self._store)
+        self._num_splits += 1
+        group = MpiGroup(part, timeout=self._timeout, generation=self._generation, store=store)
+        part.Free()
+        return group
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._watch.close()
+            if not self._watch.has_lost and not self._watch.is_waiting:
+                self._seat.free()
+
+    def _check_open(self) -> None:
+        self._watch.check()
+        if not self._is_open:
+            raise UsageError(f"group is closed (rank: {self.rank}, size: {self.size}); open a new one")
+
+    def _doom(self) -> None:
+        """MPI's own end would wait for the lost peer: abort instead, after this process has told its error."""
+        atexit.register(self._mpi.COMM_WORLD.Abort, PeerLostError.exit_code)
+
+
+def _is_one_host(mpi: Any, communicator: Any) -> bool:
+    here = communicator.Split_type(mpi.COMM_TYPE_SHARED)
+    size = here.size
+    here.Free()
+    return bool(size == communicator.size)
+
+
+@final
+class _MpiWork(AbstractWork):
+    """Requests under way. Waiting is asking again and again, so that a lost peer ends it."""
+
+    def __init__(self, mpi: Any, watch: Watch, timeout: float) -> None:
+        self._mpi, self._watch, self._timeout = mpi, watch, timeout
+        self._posted = Posted([])
+        self._is_over = False
+        self._error: Exception | None = None
+
+    def run(self, start: Callable[[], Posted]) -> None:
+        try:
+            self._posted = start()
+        except self._mpi.Exception as error:
+            self._fail(error, was_timeout=False)
+        except BaseException:
+            self._watch.end(self)
+            raise
+
+    def wait(self) -> None:
+        num_tests, began = 0, time.monotonic()
+        while not self._test():
+            num_tests += 1
+            if num_tests % EAGER_TESTS == 0 or num_tests > EAGER_TESTS:
+                self._pause(time.monotonic() - began)
+        if self._error is not None:
+            raise self._error
+
+    def is_done(self) -> bool:
+        return self._test()
+
+    def _pause(self, waited: float) -> None:
+        try:
+            self._watch.check()
+        except PeerLostError as error:
+            self._end(error)
+        if waited > self._timeout:
+            self._fail(TimeoutError(f"MPI took more than {self._timeout:g} s"), was_timeout=True)
+        time.sleep(0 if waited < YIELDING_SECONDS else IDLE_SECONDS)
+
+    def _test(self) -> bool:
+        """Whether the call is over; finishes it when MPI is done."""
+        if not self._is_over:
+            try:
+                if self._mpi.Request.Testall(self._posted.requests):
+                    self._posted.finish()
+                    self._end(None)
+            except self._mpi.Exception as error:
+                self._fail(error, was_timeout=False)
+        return self._is_over
+
+    def _fail(self, error: Exception, *, was_timeout: bool) -> None:
+        try:
+            self._watch.explain(self, was_timeout=was_timeout)
+        except PeerLostError as lost:
+            error = lost
+        self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        self._error = error
+        self._watch.end(self)
+        if error is None:
+            self._posted = Posted([])  # else MPI may still write to the buffers: keep them
+        self._is_over = True

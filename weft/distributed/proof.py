@@ -1,0 +1,153 @@
+"""Proof that N ranks compute what one rank computes: the same global batches, parameters compared after every step.
+
+The reference is written without any of the code that it judges. It takes the shares of a batch one after the other in
+one process and adds their gradients in the order of ranks:
+
+    ranks       g0 -.
+                g1 --+-> exchange -> update          reference    w0*g0 + w1*g1 + w2*g2 -> update
+                g2 -'
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from weft.graph import State
+from weft.specs import Batch
+from weft.training.build import build_task, derive_seed
+from weft.training.datasets import Splits
+from weft.training.loop import Task, TrainingState, take_step
+from weft.training.recipe import Recipe
+from weft.training.replicas import AbstractReplicas, Update
+from weft.training.sampling import SamplerState, share
+
+__all__ = ["Proof", "Trace", "compare_traces", "trace_ranks", "trace_reference"]
+
+Trace = list[dict[str, Tensor]]
+"""The parameters after each step."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a comparison found. `largest_error` is relative to the largest value of its tensor."""
+
+    passed: bool
+    is_bitwise: bool
+    num_steps: int
+    largest_error: float
+    tolerance: float
+    finding: str  # in words: what was shown, or the first difference and where it is
+
+
+def trace_ranks(recipe: Recipe, splits: Splits, seed: int, num_steps: int, replicas: AbstractReplicas) -> Trace:
+    """Train some steps as one of the ranks. Ranks other than 0 begin with spoilt weights: rank 0's must reach them."""
+    task, state = build_task(recipe, splits, seed, replicas)
+    with torch.no_grad():
+        for parameter in state.model.parameters.values():
+            parameter.add_(replicas.rank)
+    replicas.join(state.model)
+    state = replace(state, sampler=_before_the_end(task, num_steps))
+    trace: Trace = []
+    for _ in range(num_steps):
+        state, _ = take_step(task, state)
+        trace.append(_copy(state.model.parameters))
+    return trace
+
+
+def trace_reference(recipe: Recipe, splits: Splits, seed: int, num_steps: int, num_ranks: int) -> Trace:
+    """The same steps in one process, without replicas, exchange or buckets."""
+    task, state = build_task(recipe, splits, seed)
+    randoms = [_random_of(seed, rank) for rank in range(num_ranks)]
+    state = replace(state, sampler=_before_the_end(task, num_steps))
+    trace: Trace = []
+    for _ in range(num_steps):
+        state = _reference_step(task, state, randoms)
+        trace.append(_copy(state.model.parameters))
+    return trace
+
+
+def _reference_step(task: Task, state: TrainingState, randoms: list[Tensor]) -> TrainingState:
+    """One step; `randoms`, the random state of every rank, moves on."""
+    indices, sampler = task.sampler.next_batch(state.sampler)
+    batches = [
+        task.splits.train.take(share(indices, rank, len(randoms)), state.sampler.epoch) for rank in range(len(randoms))
+    ]
+    total: dict[str, Tensor | None] = {}
+    for rank, batch in enumerate(batches):
+        if len(batch):
+            found, randoms[rank] = _gradients(task, replace(state.model, random=randoms[rank]), batch)
+            _add(total, found, batch.num_targets / sum(b.num_targets for b in batches if len(b)))
+    lr = task.optimizer.lr * task.schedule(state.samples)
+    parameters = state.model.parameters
+    optimizer = Update(task.optimizer, parameters, state.optimizer, lr, task.clip_norm).apply(total)
+    samples = state.samples + len(indices)
+    return replace(state, optimizer=optimizer, sampler=sampler, step=state.step + 1, samples=samples)
+
+
+def _gradients(task: Task, model: State, batch: Batch) -> tuple[dict[str, Tensor | None], Tensor]:
+    found: dict[str, Tensor | None] = {}
+    _, after = task.executor(model, batch, found.__setitem__)
+    return found, after.random
+
+
+def _add(total: dict[str, Tensor | None], found: Mapping[str, Tensor | None], weight: float) -> None:
+    for name, gradient in found.items():
+        before = total.get(name)
+        weighted = None if gradient is None else gradient * weight
+        total[name] = weighted if before is None else before if weighted is None else before + weighted
+
+
+def compare_traces(ranks: Sequence[Trace], reference: Trace, tolerance: float = 1e-5) -> Proof:
+    """Replicas must be equal to the last bit; the reference is met to the last bit, or else to the tolerance."""
+    num_steps = len(reference)
+    for step in range(num_steps):
+        for rank, trace in enumerate(ranks):
+            name = _first_difference(trace[step], ranks[0][step])
+            if name is not None:
+                finding = f"replicas differ after step {step + 1}: {name} of rank {rank} is not that of rank 0"
+                return Proof(False, False, num_steps, math.inf, tolerance, finding)
+    largest, is_bitwise = 0.0, True
+    for step in range(num_steps):
+        for name, expected in reference[step].items():
+            found = ranks[0][step][name]
+            is_bitwise = is_bitwise and torch.equal(found, expected)
+            error, where = _error(found, expected)
+            largest = max(largest, error)
+            if not error <= tolerance:
+                finding = f"after step {step + 1}, {name}{where} is off by {error:.3g} of its largest value"
+                return Proof(False, False, num_steps, largest, tolerance, finding)
+    how = "to the last bit" if is_bitwise else f"to {largest:.2g} of each tensor's largest value"
+    finding = f"{len(ranks)} ranks gave the parameters of one rank after each of {num_steps} steps, {how}"
+    return Proof(True, is_bitwise, num_steps, largest, tolerance, finding)
+
+
+def _first_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:
+    return next((name for name, tensor in expected.items() if not torch.equal(found[name], tensor)), None)
+
+
+def _error(found: Tensor, expected: Tensor) -> tuple[float, str]:
+    """The largest difference over the largest value, and the index where it is."""
+    if expected.numel() == 0:
+        return 0.0, ""
+    difference = (found.double() - expected.double()).abs()
+    scale = max(float(expected.double().abs().max()), torch.finfo(torch.float32).tiny)
+    position = int(difference.argmax())
+    where = [int(i) for i in torch.unravel_index(torch.tensor(position), expected.shape)]
+    return float(difference.flatten()[position]) / scale, str(where)
+
+
+def _before_the_end(task: Task, num_steps: int) -> SamplerState:
+    """A place from which the steps take in the short last batch of an epoch and the first of the next."""
+    first = max(0, task.sampler.num_batches - max(1, num_steps - 1))
+    return SamplerState(0, first * task.sampler.batch_size)
+
+
+def _random_of(seed: int, rank: int) -> Tensor:
+    return torch.Generator().manual_seed(derive_seed(seed, f"dropout/{rank}")).get_state()
+
+
+def _copy(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in parameters.items()}
