@@ -75,7 +75,7 @@ def test_interrupted_run_goes_on_to_the_same_bits(
 
     monkeypatch.chdir(tmp_path)
     for line in (("run", "--resume", "cut"), (*RECIPE, *settings, "--out", "whole")):
-        with pytest.raises(SystemExit, match="[01]"):
+        with pytest.raises(SystemExit, match=r"[01]"):
             main(line)
     assert "note: resumed from step" in capsys.readouterr().err
     assert results(tmp_path / "cut") == results(tmp_path / "whole")

@@ -99,7 +99,9 @@ def test_version(weft: Any) -> None:
 
 
 COMMANDS = {
-    "run": {"--set", "--repeat", "--seed", "--out", "--resume", "--quiet", "--json"},
+    "run": {"--set", "--plan", "--workers", "--repeat", "--seed", "--out", "--resume", "--quiet", "--json"},
+    "launch": {"--workers"},
+    "prove": {"--set", "--plan", "--workers", "--steps", "--seed", "--tolerance", "--json"},
     "show": {"--json"},
     "compare": {"--force", "--json"},
     "list": {"--json"},
@@ -110,7 +112,8 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_options_are_frozen(command: str) -> None:
     text = CliRunner().invoke(app, [command, "--help"]).output
-    assert set(re.findall(r"--[a-z]+", text)) == COMMANDS[command] | {"--help"}
+    options = re.findall(r"^  (?:-[a-z], )?(--[a-z]+)", text, re.M)
+    assert set(options) == COMMANDS[command] | {"--help"}
 
 
 def test_help_names_every_command_and_exit_code(weft: Any) -> None:

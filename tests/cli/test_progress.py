@@ -114,6 +114,21 @@ def test_notice_is_printed_even_before_the_training_starts() -> None:
     assert lines_of([events.Notice("resumed from step 3")]) == ["note: resumed from step 3"]
 
 
+def test_quiet_form_prints_notices_alone() -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    with use_progress(console, ["seed 0"], quiet=True) as listener:
+        for event in [events.Notice("a damaged checkpoint was passed over"), *training()]:
+            listener(event)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == "note: a damaged checkpoint was passed over\n"
+
+
+def test_every_training_starts_its_own_clock() -> None:
+    slow: list[Event] = [events.TrainingStarted(at(0), 1), step(10), step(20)]
+    one, two = lines_of(slow, seconds_per_event=9.0), lines_of([*slow, *slow], seconds_per_event=9.0)
+    assert two[len(one) :] == [line.replace("seed 0", "training") for line in one]
+
+
 def test_events_that_change_nothing_print_nothing() -> None:
     quiet: list[Event] = [
         events.EpochEnded(0),

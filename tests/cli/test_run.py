@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import weft.cli.job
-from weft.errors import DivergedError
+from weft.cli import ranks
+from weft.errors import DivergedError, StorageError
 from weft.metrics.record import Repetition, RunRecord
 from weft.metrics.record_file import new_record, read_record, write_record
 from weft.metrics.run_folder import RunFolder
@@ -20,14 +20,14 @@ def fake_training(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Replace the training by one that writes these repetitions and then raises, if told to."""
 
     def install(*repetitions: Repetition, error: BaseException | None = None) -> None:
-        def run(recipe: Recipe, *, folder: RunFolder, seeds: tuple[int, ...], listeners: Any) -> RunRecord:
+        def run(recipe: Recipe, *, folder: RunFolder, **options: object) -> RunRecord:
             record = replace(new_record(recipe.name, recipe.to_dict(), recipe.fixed_hash), repetitions=repetitions)
             write_record(folder.path, record)
             if error is not None:
                 raise error
             return record
 
-        monkeypatch.setattr(weft.cli.job, "run_recipe", run)
+        monkeypatch.setattr(ranks, "run_recipe", run)
 
     return install
 
@@ -118,6 +118,16 @@ def test_run_that_failed_still_prints_one_document(weft: Any, fake_training: Cal
     fake_training(Repetition(0, "failed", "diverged", ""), error=DivergedError("diverged"))
     outcome = weft("run", "digits_mlp", "--json")
     assert (outcome.code, outcome.json["record"]["repetitions"][0]["status"]) == (3, "failed")
+
+
+def test_disk_that_was_full_before_the_first_record_is_3(weft: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*arguments: object, **options: object) -> None:
+        raise StorageError("file could not be written (here/record.json: No space left on device)")
+
+    monkeypatch.setattr(ranks, "run_recipe", run)
+    outcome = weft("run", "digits_mlp", "--out", "here")
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "No space left on device" in outcome.err
 
 
 def test_ctrl_c_names_the_command_that_goes_on(weft: Any, fake_training: Callable[..., None]) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from weft.cli.main import main
 from weft.metrics.measure import Measurements
+from weft.metrics.record import Repetition
+from weft.metrics.record_file import new_record, write_record
 
 
 def test_result_and_how_it_was_made(weft: Any, finished_run: Path) -> None:
@@ -26,6 +29,11 @@ def test_json_is_the_record_and_its_path(weft: Any, finished_run: Path) -> None:
     document = weft("show", finished_run, "--json").json
     assert document["path"] == str(finished_run)
     assert [r["seed"] for r in document["record"]["repetitions"]] == [0, 1]
+
+
+def test_run_that_has_not_ended_is_not_accepted(weft: Any, tmp_path: Path) -> None:
+    write_record(tmp_path, replace(new_record("mine"), repetitions=(Repetition(0, "interrupted", "", ""),)))
+    assert weft("show", tmp_path, "--json").json["accepted"] is False
 
 
 def test_measured_loop_of_a_user(weft: Any) -> None:

@@ -52,8 +52,8 @@ def test_ranks_of_a_host_share_its_line() -> None:
 def test_all_hosts_share_the_backbone() -> None:
     links = LinkSchedule(replace(HOSTS, backbone_beta=0.25), 8)
     arrivals = [links.transfer(source, source + 4, 8, 0.0).received for source in range(4)]
-    # 32 bytes at a quarter of a second each: the last has left the backbone after 8 s.
-    assert arrivals == [5.0, 5.0, 7.0, 9.0]
+    # Each enters when the one before has passed, 2 s later; then 4 s through its own port, and 1 s of latency.
+    assert arrivals == [5.0, 7.0, 9.0, 11.0]
 
 
 def test_a_slow_pair_is_slow_in_one_direction() -> None:

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import torch
+import torch.distributed
+
 from tests.distributed.group import contract
 from weft.distributed.group import AbstractGroup, kill_this_process
 from weft.engines.meeting import Kind, meet
@@ -16,6 +19,28 @@ def keep_contract(kind: Kind, program: str = "everything", ranks_per_host: int =
         return report
     finally:
         group.close()
+
+
+def meet_over(kinds: list[Kind]) -> list[str]:
+    """Meet over each kind in turn, each time anew; the names of the groups, and their sums."""
+    met = []
+    for generation, kind in enumerate(kinds):
+        group = meet(find_place(), kind, timeout=30, generation=generation)
+        total = torch.tensor([1 + group.rank])
+        group.all_reduce(total)
+        met.append(f"{type(group).__name__} {group.generation} {total.item()}")
+        group.close()
+    return met
+
+
+def meet_beside_default_group() -> list[str]:
+    """The user has opened a process group of his own: ours must leave it as it is."""
+    torch.distributed.init_process_group("gloo")
+    met = meet_over(["torch", "auto"])
+    total = torch.tensor([1.0])
+    torch.distributed.all_reduce(total)
+    torch.distributed.destroy_process_group()
+    return [*met, f"default {total.item():g}"]
 
 
 def lose_peer(kind: Kind, collective: str, how: str, ranks_per_host: int = 0) -> list[int]:

@@ -127,6 +127,14 @@ def test_measured_loops_are_compared_step_by_step(measured_record: RunRecord) ->
     assert metric.result.ratio == pytest.approx(0.5)
 
 
+def test_fact_without_a_better_and_worse_has_a_ratio_and_no_gain(make_record: Callable[..., RunRecord]) -> None:
+    record = make_record(times=[1.0])
+    (repetition,) = record.repetitions
+    counted = replace(record, repetitions=(replace(repetition, values={"flops_per_sample": 2e6}),))
+    text = shown(counted, counted)
+    assert "ratio" in text and "is better\n" not in text
+
+
 def test_other_machine_is_noted(make_record: Callable[..., RunRecord]) -> None:
     text = shown(make_record(), make_record(machine={"cpu": "Acme 10", "cores": 2, "torch_threads": 2}))
     assert "made on different machines (cpu, A: Acme 9, B: Acme 10)" in text

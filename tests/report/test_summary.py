@@ -109,6 +109,10 @@ def test_terminal_that_knows_ascii_only_is_served(make_record: Callable[..., Run
     assert shown(make_record(), encoding="ascii").isascii()
 
 
+def test_curves_are_those_of_the_first_repetition_that_has_any(make_record: Callable[..., RunRecord]) -> None:
+    assert "over 4 epochs, seed 1" in shown(make_record(times=[math.inf, 2.0]))
+
+
 def test_measured_loop(measured_record: RunRecord) -> None:
     text = shown(measured_record)
     assert "  train/step_time   10.10  10.00 .. 10.20  ms    lower\n" in text

@@ -1,55 +1,56 @@
 """From what `weft run` was given to a training that can be started."""
 
-import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from weft.cli.console import error_console
-from weft.cli.progress import use_progress
 from weft.errors import UsageError
-from weft.metrics.record import RunRecord
 from weft.metrics.record_file import read_record
 from weft.metrics.run_folder import RunFolder, create_run_folder, open_run_folder
 from weft.recipes import find_recipe
+from weft.specs import parse_plan
 from weft.training.build import check_recipe
 from weft.training.recipe import Recipe
-from weft.training.run import resume_run, run_recipe
 
-__all__ = ["Job", "execute", "new_job", "resumed_job"]
+__all__ = ["Job", "choose_recipe", "new_job", "resumed_job", "with_plan", "with_settings"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run folder, the seeds that are still to be trained, and what trains them."""
+    """A recipe, a run folder, and the seeds that are still to be trained."""
 
+    recipe: Recipe
     folder: RunFolder
     seeds: tuple[int, ...]
-    start: Callable[..., RunRecord]  # takes `listeners`
+    is_resumed: bool
 
 
-def new_job(recipe: str | None, settings: Sequence[str], *, num_seeds: int, first_seed: int, out: Path | None) -> Job:
-    """A run that starts from nothing. What is wrong with the recipe is said before a folder is made."""
-    if recipe is None:
+def choose_recipe(name: str | None, settings: Sequence[str], plan: str | None, workers: int | None) -> Recipe:
+    """The recipe that the words of a command mean."""
+    if name is None:
         raise UsageError("no recipe was given; name one that `weft list` shows, or use --resume")
-    chosen = with_settings(find_recipe(recipe), settings)
-    check_recipe(chosen)
-    seeds = tuple(range(first_seed, first_seed + num_seeds))
-    folder = create_run_folder(out, chosen.name)
-    return Job(folder, seeds, partial(run_recipe, chosen, folder=folder, seeds=seeds))
+    return with_plan(with_settings(find_recipe(name), settings), plan, workers)
 
 
-def resumed_job(path: Path, recipe: str | None, given: Sequence[str]) -> Job:
-    """The rest of a run. Its settings are in its record, so options that would change them are refused."""
+def new_job(recipe: Recipe, *, num_seeds: int, first_seed: int, out: Path | None) -> Job:
+    """A run that starts from nothing. What is wrong with the recipe is said before a folder is made."""
+    check_recipe(recipe)
+    folder = create_run_folder(out, recipe.name)
+    return Job(recipe, folder, tuple(range(first_seed, first_seed + num_seeds)), is_resumed=False)
+
+
+def resumed_job(path: Path, name: str | None, plan: str | None, workers: int | None, given: Sequence[str]) -> Job:
+    """The rest of a run. It may go on with another plan; options that would change anything else are refused."""
     if given:
         raise UsageError(f"a resumed run keeps its settings ({', '.join(given)}); leave them out, or start a new run")
     folder = open_run_folder(path)
     record = read_record(path)
-    if recipe is not None and find_recipe(recipe).name != record.name:
-        raise UsageError(f"run is of another recipe ({path}: {record.name}, given: {recipe}); leave the recipe out")
+    if name is not None and find_recipe(name).name != record.name:
+        raise UsageError(f"run is of another recipe ({path}: {record.name}, given: {name}); leave the recipe out")
+    if not record.recipe:
+        raise UsageError(f"run was not made from a recipe ({path}); nothing can be resumed")
     left = tuple(r.seed for r in record.repetitions if r.status in ("running", "interrupted"))
-    return Job(folder, left, partial(resume_run, folder))
+    return Job(with_plan(Recipe.from_dict(record.recipe), plan, workers), folder, left, is_resumed=True)
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
@@ -62,14 +63,13 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     return recipe
 
 
-def execute(job: Job, *, quiet: bool) -> RunRecord:
-    """Train, with progress on the standard error; an interrupted run says how to go on."""
-    console = error_console()
-    console.quiet = quiet
-    try:
-        with use_progress(console, [f"seed {seed}" for seed in job.seeds]) as listener:
-            return job.start(listeners=[listener])
-    except KeyboardInterrupt:
-        path = shlex.quote(str(job.folder.path))
-        error_console().print(f"interrupted; go on with: weft run --resume {path}", soft_wrap=True)
-        raise
+def with_plan(recipe: Recipe, plan: str | None, workers: int | None) -> Recipe:
+    """The recipe with another plan; `workers` is short for `data=N`, and may fill in what the plan leaves open."""
+    if plan is None and workers is None:
+        return recipe
+    text = plan or ""
+    if workers is not None and "data=" in text and parse_plan(text).data != workers:
+        raise UsageError(f"plan and workers differ (plan: {text}, workers: {workers}); give one of them")
+    if workers is not None and "data=" not in text:
+        text = f"data={workers} {text}"
+    return replace(recipe, mutable=replace(recipe.mutable, plan=str(parse_plan(text))))

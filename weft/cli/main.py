@@ -15,7 +15,9 @@ import typer
 from weft.cli.compare import compare
 from weft.cli.console import error_console
 from weft.cli.doctor import doctor
+from weft.cli.launch import launch
 from weft.cli.list import list_all
+from weft.cli.prove import prove
 from weft.cli.run import run
 from weft.cli.show import show
 from weft.errors import WeftError
@@ -35,6 +37,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("run")(run)
+app.command("launch")(launch)
+app.command("prove")(prove)
 app.command("show")(show)
 app.command("compare")(compare)
 app.command("list")(list_all)

@@ -1,14 +1,16 @@
 """One JSON document, or tables, on the standard output."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 
 from weft.cli.console import output_console
+from weft.metrics.record import RunRecord
 from weft.metrics.strict_json import encode_json
 
-__all__ = ["print_json", "print_tables"]
+__all__ = ["print_json", "print_tables", "record_document"]
 
 
 def print_json(value: Any) -> None:
@@ -18,3 +20,9 @@ def print_json(value: Any) -> None:
 
 def print_tables(content: RenderableType) -> None:
     output_console().print(content, crop=False)
+
+
+def record_document(record: RunRecord, path: Path) -> dict[str, Any]:
+    """What machines get of a run. One that has not ended, or failed in part, is not accepted."""
+    accepted = record.accepted and all(repetition.status == "done" for repetition in record.repetitions)
+    return {"path": str(path), "accepted": accepted, "record": record}

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn
@@ -91,9 +92,14 @@ def _leading_value(values: dict[str, float]) -> str:
 
 
 @contextmanager
-def use_progress(console: Console, labels: Sequence[str], clock: Clock = time.monotonic) -> Iterator[Listener]:
-    """A listener that shows the trainings of a run, one after the other, on this console."""
-    if not console.is_terminal:
+def use_progress(
+    console: Console, labels: Sequence[str], *, quiet: bool = False, clock: Clock = time.monotonic
+) -> Iterator[Listener]:
+    """A listener that shows the trainings of a run, one after the other, on this console; a quiet one shows notices."""
+    if quiet:
+        yield partial(print_notice, console)
+        return
+    if not console.is_terminal or console.is_dumb_terminal:
         yield PlainProgress(console, labels, clock)
         return
     bars = Bars(
@@ -107,6 +113,11 @@ def use_progress(console: Console, labels: Sequence[str], clock: Clock = time.mo
         yield LiveProgress(bars, labels, clock)
 
 
+def print_notice(console: Console, event: Event) -> None:
+    if isinstance(event, events.Notice):
+        console.print(f"note: {event.text}", soft_wrap=True)
+
+
 class LiveProgress:
     """One bar per training."""
 
@@ -118,9 +129,8 @@ class LiveProgress:
 
     def __call__(self, event: Event) -> None:
         now = self._clock()
-        if isinstance(event, events.Notice):
-            self._bars.console.print(f"note: {event.text}", soft_wrap=True)
-        elif isinstance(event, events.TrainingStarted):
+        print_notice(self._bars.console, event)
+        if isinstance(event, events.TrainingStarted):
             self._snapshot = start(next(self._labels, "training"), event, now)
             self._task = self._bars.add_task(self._snapshot.label, total=1.0, numbers="")
         elif self._snapshot is not None:
@@ -133,7 +143,7 @@ class LiveProgress:
 
 class PlainProgress:
     """A line for each twentieth of a training, for each evaluation, and whenever the time since the start has doubled:
-    about 40 lines for a day of training, besides the evaluations."""
+    less than 40 lines for a day of training, besides the evaluations."""
 
     def __init__(self, console: Console, labels: Sequence[str], clock: Clock) -> None:
         self._console, self._labels, self._clock = console, iter(labels), clock
@@ -143,10 +153,10 @@ class PlainProgress:
 
     def __call__(self, event: Event) -> None:
         now = self._clock()
-        if isinstance(event, events.Notice):
-            self._print(f"note: {event.text}")
-        elif isinstance(event, events.TrainingStarted):
+        print_notice(self._console, event)
+        if isinstance(event, events.TrainingStarted):
             self._snapshot = start(next(self._labels, "training"), event, now)
+            self._next_seconds = FIRST_LINE_SECONDS
             self._plan_next_line(self._snapshot)
             self._print(f"{self._snapshot.label}  started, {event.num_parameters:,} parameters")
         elif self._snapshot is not None:

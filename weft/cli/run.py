@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.options import Json
-from weft.errors import TrainingError
+from weft.cli.options import Json, Plan, Settings, Workers
 
 if TYPE_CHECKING:
     from weft.metrics.record import RunRecord
@@ -18,9 +17,9 @@ def run(
     recipe: Annotated[
         str | None, typer.Argument(metavar="RECIPE", help="A built-in name or file.py:function; see `weft list`.")
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as in optimizer.lr=0.01.")
-    ] = None,
+    settings: Settings = None,
+    plan: Plan = None,
+    workers: Workers = None,
     repeat: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Train this often, a seed each; 1 if not given.")
     ] = None,
@@ -35,29 +34,35 @@ def run(
     json: Json = False,
 ) -> None:
     """Train a recipe and say whether the result is accepted."""
-    from weft.cli.job import execute, new_job, resumed_job
+    from weft.cli.job import Job, choose_recipe, new_job, resumed_job
+    from weft.cli.ranks import execute
     from weft.metrics.record_file import read_record
 
-    if resume is None:
-        job = new_job(recipe, settings or [], num_seeds=repeat or 1, first_seed=seed or 0, out=out)
-    else:
-        fixed = {"--set": settings, "--repeat": repeat, "--seed": seed, "--out": out}
-        job = resumed_job(resume, recipe, [option for option, value in fixed.items() if value is not None])
-    try:
-        record = execute(job, quiet=quiet)
-    except TrainingError:
-        _print_result(read_record(job.folder.path), job.folder.path, json=json)
-        raise
-    _print_result(record, job.folder.path, json=json)
+    def make_job(num_ranks: int | None) -> Job:
+        if resume is not None:
+            fixed = {"--set": settings, "--repeat": repeat, "--seed": seed, "--out": out}
+            given = [name for name, value in fixed.items() if value is not None]
+            return resumed_job(resume, recipe, plan, workers or num_ranks, given)
+        chosen = choose_recipe(recipe, settings or [], plan, workers or num_ranks)
+        return new_job(chosen, num_seeds=repeat or 1, first_seed=seed or 0, out=out)
+
+    finished = execute(make_job, quiet=quiet)
+    if finished is None:  # another rank tells the result
+        return
+    if finished.folder.record_file.exists():
+        record = read_record(finished.folder.path)
+        _print_result(record, finished.folder.path, json=json)
+    if finished.failure is not None:
+        raise finished.failure
     raise typer.Exit(0 if record.accepted else 1)
 
 
 def _print_result(record: "RunRecord", path: Path, *, json: bool) -> None:
-    from weft.cli.output import print_json, print_tables
+    from weft.cli.output import print_json, print_tables, record_document
     from weft.report import render_run
 
     if json:
-        print_json({"path": str(path), "accepted": record.accepted, "record": record})
+        print_json(record_document(record, path))
     else:
         print_tables(render_run(record))
         print(f"run folder: {path}")

@@ -15,12 +15,12 @@ def show(
     json: Json = False,
 ) -> None:
     """Show the result of a run."""
-    from weft.cli.output import print_json, print_tables
+    from weft.cli.output import print_json, print_tables, record_document
     from weft.metrics.record_file import read_record
     from weft.report import render_run
 
     record = read_record(run)
     if json:
-        print_json({"path": str(run), "accepted": record.accepted, "record": record})
+        print_json(record_document(record, run))
     else:
         print_tables(render_run(record, details=True))

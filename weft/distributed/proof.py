@@ -19,7 +19,9 @@ from weft.graph import State
 from weft.specs import Batch
 from weft.training.build import build_task, derive_seed
 from weft.training.datasets import Splits
+from weft.training.gradients import gradients_of, use_point
 from weft.training.loop import Task, TrainingState, take_step
+from weft.training.optimizers import OptimizerState
 from weft.training.recipe import Recipe
 from weft.training.replicas import AbstractReplicas, Update
 from weft.training.sampling import SamplerState, share
@@ -27,7 +29,10 @@ from weft.training.sampling import SamplerState, share
 __all__ = ["Proof", "Trace", "compare_traces", "trace_ranks", "trace_reference"]
 
 Trace = list[dict[str, Tensor]]
-"""The parameters after each step."""
+"""The parameters and the optimizer's slots after each step.
+
+Slots, because parameters alone do not tell all: Adam takes the same step for a gradient as for twice that gradient.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ def trace_ranks(recipe: Recipe, splits: Splits, seed: int, num_steps: int, repli
     trace: Trace = []
     for _ in range(num_steps):
         state, _ = take_step(task, state)
-        trace.append(_copy(state.model.parameters))
+        trace.append(_copy(state.model.parameters, replicas.collect(state.optimizer)))
     return trace
 
 
@@ -65,7 +70,7 @@ def trace_reference(recipe: Recipe, splits: Splits, seed: int, num_steps: int, n
     trace: Trace = []
     for _ in range(num_steps):
         state = _reference_step(task, state, randoms)
-        trace.append(_copy(state.model.parameters))
+        trace.append(_copy(state.model.parameters, state.optimizer))
     return trace
 
 
@@ -76,12 +81,13 @@ def _reference_step(task: Task, state: TrainingState, randoms: list[Tensor]) -> 
         task.splits.train.take(share(indices, rank, len(randoms)), state.sampler.epoch) for rank in range(len(randoms))
     ]
     total: dict[str, Tensor | None] = {}
-    for rank, batch in enumerate(batches):
-        if len(batch):
-            found, randoms[rank] = _gradients(task, replace(state.model, random=randoms[rank]), batch)
-            _add(total, found, batch.num_targets / sum(b.num_targets for b in batches if len(b)))
+    parameters, num_targets = state.model.parameters, sum(batch.num_targets for batch in batches)
+    with use_point(parameters, task.optimizer.prepare(parameters, state.optimizer)):
+        for rank, batch in enumerate(batches):
+            if len(batch):
+                found, randoms[rank] = _gradients(task, replace(state.model, random=randoms[rank]), batch)
+                _add(total, found, batch.num_targets / max(1, num_targets))
     lr = task.optimizer.lr * task.schedule(state.samples)
-    parameters = state.model.parameters
     optimizer = Update(task.optimizer, parameters, state.optimizer, lr, task.clip_norm).apply(total)
     samples = state.samples + len(indices)
     return replace(state, optimizer=optimizer, sampler=sampler, step=state.step + 1, samples=samples)
@@ -89,7 +95,7 @@ def _reference_step(task: Task, state: TrainingState, randoms: list[Tensor]) -> 
 
 def _gradients(task: Task, model: State, batch: Batch) -> tuple[dict[str, Tensor | None], Tensor]:
     found: dict[str, Tensor | None] = {}
-    _, after = task.executor(model, batch, found.__setitem__)
+    _, after = gradients_of(task.executor, model, batch, task.accumulate, found.__setitem__)
     return found, after.random
 
 
@@ -149,5 +155,6 @@ def _random_of(seed: int, rank: int) -> Tensor:
     return torch.Generator().manual_seed(derive_seed(seed, f"dropout/{rank}")).get_state()
 
 
-def _copy(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in parameters.items()}
+def _copy(parameters: Mapping[str, Tensor], optimizer: OptimizerState) -> dict[str, Tensor]:
+    slots = {f"{name} ({slot})": tensor for name, own in optimizer.slots.items() for slot, tensor in own.items()}
+    return {name: tensor.detach().clone() for name, tensor in {**parameters, **slots}.items()}

@@ -6,21 +6,35 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from weft.engines.program import INTERRUPTED, Failure, Program, read_failure, read_result
-from weft.errors import RankFailedError
+from weft.engines.program import INTERRUPTED, Failure, Program, has_result, read_failure, read_result
+from weft.errors import RankFailedError, TrainingError
 
-__all__ = ["run_ranks"]
+__all__ = ["run_ranks", "threads_per_rank"]
 
 # How long the others may take to notice that a rank is gone and to say so, before they are ended.
 GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.02
+
+# A rank that is interrupted while it still imports ends by the signal itself.
+INTERRUPTS = (INTERRUPTED, -signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class End:
+    """A rank that has ended, with its exit code and about when (seconds since the epoch)."""
+
+    rank: int
+    code: int
+    moment: float
 
 
 def run_ranks(program: Program, num_ranks: int, *, silent: bool = False) -> list[Any]:
@@ -39,12 +53,15 @@ def run_ranks(program: Program, num_ranks: int, *, silent: bool = False) -> list
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         program.write(folder)
+        for rank in range(num_ranks):
+            ranks.append(_start(folder, rank, num_ranks, silent))
         with _use_passed_on_interrupt(ranks):
-            ranks += [_start(folder, rank, num_ranks, silent) for rank in range(num_ranks)]
-            _wait_for_all(ranks)
-        codes = [process.returncode for process in ranks]
-        if any(codes):
-            raise _cause(folder, codes)
+            ends = _wait_for_all(ranks)
+        failures = _read_failures(folder, ends, num_ranks)
+        if any(end.code in INTERRUPTS for end in ends):
+            raise KeyboardInterrupt
+        if failures:
+            raise _as_error(find_cause(failures), num_ranks)
         return [read_result(folder, rank) for rank in range(num_ranks)]
     finally:
         _end(ranks)
@@ -52,12 +69,14 @@ def run_ranks(program: Program, num_ranks: int, *, silent: bool = False) -> list
 
 
 def _start(folder: Path, rank: int, num_ranks: int, silent: bool) -> subprocess.Popen[bytes]:
+    threads = max(1, len(os.sched_getaffinity(0)) // num_ranks)
     environment = {
+        "OMP_NUM_THREADS": str(threads),
         **os.environ,
         "WEFT_RANK": str(rank),
         "WEFT_SIZE": str(num_ranks),
         "WEFT_MEETING": str(folder),
-        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // num_ranks)),
+        "OMP_NUM_THREADS": str(threads_per_rank(num_ranks)),
     }
     quiet = subprocess.DEVNULL if silent and rank > 0 else None
     # A session of its own, so that the terminal's Ctrl-C reaches this process alone, which passes it on.
@@ -71,15 +90,21 @@ def _start(folder: Path, rank: int, num_ranks: int, silent: bool) -> subprocess.
     )
 
 
-def _wait_for_all(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Return when all have ended, or when one failed and the others had their time of grace."""
-    deadline = None
-    while any(process.poll() is None for process in ranks):
-        if deadline is None and any(process.poll() not in (None, 0) for process in ranks):
-            deadline = time.monotonic() + GRACE_SECONDS
-        if deadline is not None and time.monotonic() > deadline:
-            _end(ranks)
-        time.sleep(POLL_SECONDS)
+def _wait_for_all(ranks: Sequence[subprocess.Popen[bytes]]) -> list[End]:
+    """How each ended that ended by itself: the others had their time of grace after the first failure, and no more."""
+    ends: list[End] = []
+    alive = set(range(len(ranks)))
+    deadline = float("inf")
+    while alive and time.monotonic() < deadline:
+        for rank in sorted(alive):
+            code = ranks[rank].poll()
+            if code is not None:
+                alive.remove(rank)
+                ends.append(End(rank, code, time.time() - POLL_SECONDS))
+                if code:
+                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        time.sleep(POLL_SECONDS if alive else 0)
+    return ends
 
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -90,19 +115,26 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
         process.wait()
 
 
-def _cause(folder: Path, codes: Sequence[int]) -> BaseException:
-    """The failure that began it: the earliest that a rank told of itself, then a rank that was killed."""
-    if INTERRUPTED in codes:
-        return KeyboardInterrupt()
-    told = [failure for rank in range(len(codes)) if (failure := read_failure(folder, rank))]
-    causes = sorted((f for f in told if not f.is_witness), key=lambda f: f.moment)
-    if causes:
-        return _as_error(causes[0], len(codes))
-    for rank, code in enumerate(codes):
-        if code and read_failure(folder, rank) is None:
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            return RankFailedError(f"rank {rank} of {len(codes)} {how}", rank, "", 3)
-    return _as_error(min(told, key=lambda f: f.moment), len(codes))
+def _read_failures(folder: Path, ends: Sequence[End], num_ranks: int) -> list[Failure]:
+    """What the ranks told of their failures, and what is known of those that could not tell."""
+    failures = []
+    for end in ends:
+        told = read_failure(folder, end.rank)
+        if told is not None:
+            failures.append(told)
+        elif end.code or not has_result(folder, end.rank):
+            exit_code = end.code if end.code > 0 else TrainingError.exit_code
+            failures.append(Failure(end.rank, end.moment, "", _tell(end.code), "", exit_code, is_witness=False))
+    return failures
+
+
+def _tell(code: int) -> str:
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} and no result"
+
+
+def find_cause(failures: Sequence[Failure]) -> Failure:
+    """The failure that began it: the first that is not a witness of another's."""
+    return min(failures, key=lambda failure: (failure.is_witness, failure.moment))
 
 
 def _as_error(failure: Failure, num_ranks: int) -> RankFailedError:
@@ -112,6 +144,10 @@ def _as_error(failure: Failure, num_ranks: int) -> RankFailedError:
 
 @contextmanager
 def _use_passed_on_interrupt(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """The first Ctrl-C goes to the first rank that is still there; signals are the main thread's business alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     requested = False
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
@@ -119,8 +155,9 @@ def _use_passed_on_interrupt(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterat
         if requested:
             raise KeyboardInterrupt
         requested = True
-        if ranks and ranks[0].poll() is None:
-            ranks[0].send_signal(signal.SIGINT)
+        alive = [rank for rank in ranks if rank.poll() is None]
+        if alive:
+            alive[0].send_signal(signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, handle)
     try:

@@ -1,6 +1,6 @@
 """A rank program: an import path and JSON, never a closure, so that every engine can start it.
 
-    python -m weft.engines.program FOLDER     with WEFT_RANK, WEFT_SIZE and WEFT_MEETING in the environment
+    python -m weft.engines.program FOLDER     with WEFT_RANK, WEFT_SIZE, WEFT_MEETING and WEFT_STARTER in the environment
 
 reads FOLDER/program.json, calls the function with the arguments, and leaves FOLDER/result-RANK.json, or
 FOLDER/failure-RANK.json with the error as its rank saw it.
@@ -21,7 +21,7 @@ from typing import Any
 from weft.atomic import write_json
 from weft.errors import PeerLostError, WeftError
 
-__all__ = ["Failure", "Program", "read_failure", "read_result"]
+__all__ = ["Failure", "Program", "has_result", "read_failure", "read_result"]
 
 INTERRUPTED = 130
 
@@ -62,6 +62,10 @@ def read_result(folder: Path, rank: int) -> Any:
     return json.loads((folder / f"result-{rank}.json").read_text())
 
 
+def has_result(folder: Path, rank: int) -> bool:
+    return (folder / f"result-{rank}.json").is_file()
+
+
 def read_failure(folder: Path, rank: int) -> Failure | None:
     file = folder / f"failure-{rank}.json"
     return Failure(**json.loads(file.read_text())) if file.is_file() else None
@@ -89,16 +93,15 @@ def run_rank(folder: Path, rank: int) -> int:
     return 0
 
 
-def _die_with_parent() -> None:
+def _die_with(starter: int) -> None:
     """No orphan: the kernel ends this process when the one that started it is gone, however it went (Linux)."""
-    parent = os.getppid()
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() != starter:  # gone already
             os._exit(1)
 
 
 if __name__ == "__main__":
-    _die_with_parent()
+    _die_with(int(os.environ["WEFT_STARTER"]))
     sys.exit(run_rank(Path(sys.argv[1]), int(os.environ["WEFT_RANK"])))

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.all_reduce import AllReduceExchange
+from weft.distributed.placement.carry_out import with_topology
 from weft.engines.meeting import meet
 from weft.engines.place import find_place
 from weft.errors import PlanError, UsageError
@@ -34,8 +35,8 @@ def weave(
 ) -> tuple[nn.Module, OptimizerT, Any]:
     """Train the same script on every rank that was started, with the result that one process would give.
 
-    In one process everything is returned as it is. The batch size of the loader is global: ranks share each batch, and a
-    rank's loss must be the mean over its samples. Gradient clipping, accumulation and schedulers work as they are.
+    In one process everything is returned as it is. The batch size of the loader is global: ranks share each batch, and
+    a rank's loss must be the mean over its samples. Clipping, accumulation and schedulers work as they are.
 
     Args:
         plan: "data" (all ranks), or a plan such as "data=2 topology=ring" that the number of ranks must fit.
@@ -49,11 +50,13 @@ def weave(
     if wanted.num_ranks != place.size:
         numbers = f"plan: {wanted.num_ranks}, ranks: {place.size}"
         raise PlanError(f"plan needs another number of ranks than were started ({numbers}); use plan='data'")
+    if wanted.topology.name == "server":
+        raise PlanError("servers update parameters themselves, a script's own optimizer does too; use topology=native")
     if place.size == 1:
         return model, optimizer, loader
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise UsageError("loader has no batches of indices to share (an iterable data set); give it a map-style one")
-    group = meet(place)
+    group = with_topology(meet(place), wanted)
     shared = SharedLoader(loader, group)
     GradientHooks(group, model, shared)
     return model, optimizer, shared

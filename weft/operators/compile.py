@@ -1,7 +1,7 @@
 """C++ compiled at first use by the machine's compiler, behind a plain C interface, and kept in a cache.
 
-The key of the cache covers the sources, the flags, the compiler's version and the kind of processor, so that a library is
-never used where it does not belong.
+The key of the cache covers the sources, the flags, the compiler's version and the kind of processor, so that a library
+is never used where it does not belong.
 """
 
 import hashlib
@@ -69,7 +69,8 @@ def _build(compiler: str, source: Path, flags: Sequence[str], library: Path) -> 
             os.replace(fresh, library)
     except OSError as error:
         raise CompilerError(
-            f"the compiled library could not be kept ({library}: {error.strerror}); set XDG_CACHE_HOME to a writable folder"
+            f"the compiled library could not be kept ({library}: {error.strerror}); "
+            "set XDG_CACHE_HOME to a writable folder"
         ) from error
 
 

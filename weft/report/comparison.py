@@ -10,6 +10,7 @@ from rich.text import Text
 from weft.errors import ComparisonError
 from weft.metrics.comparison import Comparison, compare
 from weft.metrics.record import RunRecord
+from weft.metrics.statistics import MIN_VALUES_FOR_RATIO
 from weft.report.quantity import scale_of
 from weft.report.rows import (
     FEWEST_FOR_INTERVAL,
@@ -85,7 +86,8 @@ def _notes(a: RunRecord, b: RunRecord, metrics: Sequence[MetricComparison]) -> l
     notes = ["gain: how many times better B is than A; for a time or a rate, the speed-up"]
     if any(not spread.is_interval for metric in metrics for spread in (metric.spread_a, metric.spread_b)):
         notes.append(f"(min .. max) of fewer than the {FEWEST_FOR_INTERVAL} values that a 95% interval needs")
-    notes.extend(dict.fromkeys(m.result.reason for m in metrics if m.result.reason.startswith("too few")))
+    few = [m for m in metrics if min(m.spread_a.count, m.spread_b.count) < MIN_VALUES_FOR_RATIO]
+    notes.extend(dict.fromkeys(metric.result.reason for metric in few))
     for key in ("cpu", "cores", "torch_threads"):
         if a.machine.get(key) != b.machine.get(key):
             notes.append(f"made on different machines ({key}, A: {a.machine.get(key)}, B: {b.machine.get(key)})")
@@ -109,11 +111,11 @@ def _rows(metric: MetricComparison) -> list[tuple[Cell, ...]]:
     scale = scale_of([result.a.median, result.b.median], kind.unit)
     value_a, value_b = (format_value(side.median, kind, scale) for side in (result.a, result.b))
     spread_a, spread_b = (format_spread(spread, kind, scale) for spread in (metric.spread_a, metric.spread_b))
-    direction = "" if kind.direction == "neither" else f"{kind.direction} is better"
+    direction, gain = (f"{kind.direction} is better", "gain") if kind.direction != "neither" else ("", "ratio")
     return [
         (metric.name, "A", value_a, scale.unit, spread_a, ""),
         (note(direction), "B", value_b, scale.unit, spread_b, ""),
-        (_verdict(result), "gain", *_gain(result), _p_text(result.p_value)),
+        (_verdict(result), gain, *_gain(result), _p_text(result.p_value)),
         ("",) * 6,
     ]
 

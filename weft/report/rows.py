@@ -10,7 +10,21 @@ from weft.metrics.record import RunRecord
 from weft.metrics.statistics import STATISTICS, count_warmup, median_interval
 from weft.report.quantity import Scale, scale_of
 
-__all__ = ["FEWEST_FOR_INTERVAL", "MetricRow", "Spread", "format_spread", "format_value"]
+__all__ = [
+    "FEWEST_FOR_INTERVAL",
+    "MetricRow",
+    "Spread",
+    "format_spread",
+    "format_value",
+    "measured_values",
+    "metric_of",
+    "metric_rows",
+    "rank",
+    "row_of",
+    "scale_of_row",
+    "spread_of",
+    "value_names",
+]
 
 FEWEST_FOR_INTERVAL = 6  # values that a 95% interval of the median needs
 FEWEST_FOR_STATISTIC = 3  # values that any statistic needs: the olympic mean drops two

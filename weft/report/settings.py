@@ -6,7 +6,7 @@ from typing import Any
 
 from weft.metrics.record import RunRecord
 
-__all__ = ["Difference", "differences", "settings_of"]
+__all__ = ["PARTS", "Difference", "differences", "settings_of"]
 
 PARTS = ("fixed", "mutable")
 ABSENT = "-"

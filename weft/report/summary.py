@@ -30,7 +30,8 @@ def render_run(record: RunRecord, *, details: bool = False) -> Group:
     parts: list[RenderableType] = [section(record.name, _outcomes(record.repetitions))]
     if rows := metric_rows(record):
         parts.append(section("measured", [*metric_lines(rows), *_notes(rows)]))
-    parts.extend(Curves(repetition) for repetition in record.repetitions[:1] if len(repetition.evaluations) > 1)
+    if curved := [repetition for repetition in record.repetitions if len(repetition.evaluations) > 1]:
+        parts.append(Curves(curved[0]))
     if record.verdicts:
         parts.append(section("accepted" if record.accepted else "not accepted", verdict_lines(record.verdicts)))
     if details:

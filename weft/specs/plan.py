@@ -40,6 +40,7 @@ AXES: Mapping[str, Mapping[str, Value]] = {
     },
     "topology": {
         "native": Value(is_available=True),
+        "auto": Value(is_available=True),
         "ring": Value(is_available=True),
         "tree": Value(is_available=True),
         "halving_doubling": Value(is_available=True),

@@ -79,6 +79,9 @@ def train(
     """
     num_parameters = sum(parameter.numel() for parameter in state.model.parameters.values())
     reason = "all samples used"
+    wishes: list[str] = []
+    if task.replicas.size > 1:
+        emit = _noting(wishes, emit)
     try:
         emit(events.TrainingStarted(progress_of(task, state), num_parameters))
         while True:
@@ -98,9 +101,9 @@ def train(
             emit(events.StepStarted(progress_of(task, state)))
             epoch, started = state.sampler.epoch, clock()
             state, result = take_step(task, state)
-            stop = _stop_wished(emit, events.StepEnded(progress_of(task, state), result, clock() - started))
-            if task.replicas.sum(torch.tensor([float(stop is not None)])).item():
-                raise StopTraining(stop or "another rank wished to stop")
+            emit(events.StepEnded(progress_of(task, state), result, clock() - started))
+            if task.replicas.sum(torch.tensor([float(len(wishes))])).item():
+                raise StopTraining(wishes[0] if wishes else "another rank wished to stop")
             if state.sampler.epoch != epoch:
                 emit(events.EpochEnded(epoch))
             save(state)
@@ -125,20 +128,23 @@ def take_step(task: Task, state: TrainingState) -> tuple[TrainingState, StepResu
     update = Update(task.optimizer, parameters, state.optimizer, lr, task.clip_norm)
     total, optimizer = task.replicas.finish(weight * loss, update)
     if not math.isfinite(total):
-        raise _divergence(task, state, batch, loss if len(batch) else total)
+        raise _divergence(task, state, batch, loss)
 
     samples = state.samples + len(indices)
     after = replace(state, model=model, optimizer=optimizer, sampler=sampler, step=state.step + 1, samples=samples)
     return after, StepResult(total, lr, len(indices), task.replicas.traffic())
 
 
-def _stop_wished(emit: Listener, event: events.StepEnded) -> str | None:
-    """Why a listener wishes to stop, if one does: ranks that train together must stop after the same step."""
-    try:
-        emit(event)
-    except StopTraining as stop:
-        return str(stop)
-    return None
+def _noting(wishes: list[str], emit: Listener) -> Listener:
+    """Notes a listener's wish to stop, at whatever event: ranks that train together must stop after the same step."""
+
+    def note(event: events.Event) -> None:
+        try:
+            emit(event)
+        except StopTraining as stop:
+            wishes.append(str(stop))
+
+    return note
 
 
 def is_evaluation_due(task: Task, state: TrainingState) -> bool:
@@ -170,9 +176,10 @@ def _weight(task: Task, batch: Batch, num_samples: int) -> float:
     """How much this rank's mean counts in the mean of all: by samples, or by targets where samples differ in them."""
     if task.replicas.size == 1:
         return 1.0
-    if task.splits.train.lengths() is None:
+    if not task.splits.train.has_padding():
         return len(batch) / num_samples
-    return batch.num_targets / task.replicas.sum(torch.tensor([batch.num_targets], dtype=torch.float64)).item()
+    total = task.replicas.sum(torch.tensor([batch.num_targets], dtype=torch.float64)).item()
+    return batch.num_targets / max(1.0, total)
 
 
 def _divergence(task: Task, state: TrainingState, batch: Batch, loss: float) -> TrainingError:

@@ -13,7 +13,7 @@ from weft.metrics.record import Repetition, RunRecord
 from weft.metrics.record_file import new_record, read_record, write_record
 from weft.metrics.run_folder import RunFolder
 from weft.training.build import build_splits, build_task, check_recipe
-from weft.training.checkpoint import latest_checkpoint
+from weft.training.checkpoint import Snapshot, latest_checkpoint
 from weft.training.checkpointer import Checkpointer
 from weft.training.evaluation import evaluate
 from weft.training.events import Event, Listener, Notice
@@ -114,11 +114,12 @@ def _train_once(
         started: float = snapshot.progress["started"] if snapshot else time.time()
         splits = build_splits(recipe)
         task, state = build_task(recipe, splits, seed, replicas)
+        replicas.join(state.model)  # before a checkpoint is restored, which has running statistics for every rank
+        _check_same_start(snapshot, replicas)
         if snapshot:
             state = restore(state, snapshot, replicas.rank, replicas.size)
             history.restore(snapshot.progress["history"])
             emit(Notice(f"resumed from step {state.step}"))
-        replicas.join(state.model)
         carried = lambda: {"started": started, "history": history.to_dict()}  # noqa: E731
         save = Checkpointer(checkpoints, recipe.mutable, carried, replicas)
         state, reason = train(task, state, emit=emit, save=save, clock=lambda: time.time() - started)
@@ -126,6 +127,7 @@ def _train_once(
         save.write(state)
         if replicas.sum(torch.tensor([float(interrupt.requested)])).item():
             return Repetition(seed, "interrupted", reason, splits.checksum())
+        replicas.align(state.model.buffers)  # a listener may have ended training between two evaluations
         scores = evaluate(task.executor, state.model, splits.test, task.metrics, replicas)
 
     values = values_of(history, task.target, wall_clock, {f"test/{name}": score for name, score in scores.items()})
@@ -145,6 +147,13 @@ def _train_once(
         series={"train/loss": tuple(history.losses), "step_time": tuple(history.step_seconds)},
         hashes={"parameters": hash_tensors(state.model.parameters)},
     )
+
+
+def _check_same_start(snapshot: Snapshot | None, replicas: AbstractReplicas) -> None:
+    """All ranks go on from one step, or else from the first."""
+    steps = [int(step) for step in replicas.gather(torch.tensor(snapshot.step if snapshot else 0))]
+    if len(set(steps)) > 1:
+        raise RunFolderError(f"ranks do not find the same checkpoint (steps: {steps}); give them one shared folder")
 
 
 def _in_turn(listeners: Sequence[Listener]) -> Listener:

@@ -1,13 +1,15 @@
 """Two transports as one group: in virtual time over many shapes, and over shared memory with Gloo in processes."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from tests.distributed.group import contract
 from tests.processes.ranks import run_processes
-from weft.distributed.group import AbstractGroup, AllReduce, RecordingGroup, SoloGroup
+from weft.distributed.group import AbstractGroup, AllReduce, Broadcast, RecordingGroup
 from weft.distributed.group.hierarchical import HierarchicalGroup
 from weft.distributed.group.virtual import die, run_virtual
 from weft.errors import UsageError
@@ -18,36 +20,54 @@ def as_hosts(group: AbstractGroup, ranks_per_host: int) -> HierarchicalGroup:
     return HierarchicalGroup(group.split(row, column), group)
 
 
-def run_hosts(program: contract.Program, size: int, *, ranks_per_host: int) -> list[contract.Report]:
+def run_hosts(program: Callable[[AbstractGroup], Any], size: int, *, ranks_per_host: int) -> list[Any]:
     result = run_virtual(
         lambda group: program(as_hosts(group, ranks_per_host)), size, timeout=contract.CONTRACT_TIMEOUT
     )
     return list(result.results)
 
 
-@pytest.mark.parametrize(("size", "ranks_per_host"), [(1, 1), (2, 1), (2, 2), (4, 2), (6, 2), (6, 3), (8, 4)])
+@pytest.mark.parametrize(("size", "ranks_per_host"), [(1, 1), (2, 1), (4, 2), (6, 3)])
 def test_every_shape_keeps_the_contract(size: int, ranks_per_host: int) -> None:
     contract.check_kind(contract.everything, partial(run_hosts, ranks_per_host=ranks_per_host), size)
 
 
 @pytest.mark.parametrize("how", [die, None], ids=["dead", "silent"])
 @pytest.mark.parametrize("collective", contract.COLLECTIVES)
-def test_a_lost_peer_is_named_across_hosts(collective: str, how: contract.Callable[[], object] | None) -> None:
+def test_a_lost_peer_is_named_across_hosts(collective: str, how: Callable[[], Any] | None) -> None:
     program = partial(contract.lose, collective=collective, die=how)
-    told = run_hosts(program, 4, ranks_per_host=2)  # type: ignore[arg-type]
+    told = run_hosts(program, 4, ranks_per_host=2)
     contract.check_loss(told, 4)
 
 
-def test_each_byte_crosses_between_hosts_once() -> None:
-    def count(group: AbstractGroup) -> int:
-        whole = RecordingGroup(group)
-        hosts = as_hosts(whole, 2)
-        column = RecordingGroup(hosts._stages[1])
-        hosts._stages = (hosts._stages[0], column, hosts._stages[2])
+def test_each_column_carries_its_share_between_hosts() -> None:
+    def count(group: AbstractGroup) -> dict[str, int]:
+        hosts = as_hosts(group, 2)
+        row, column, again = hosts._stages
+        recording = RecordingGroup(column)
+        hosts._stages = (row, recording, again)
         hosts.all_reduce(torch.ones(1000))
-        return sum(traffic.num_bytes for traffic in column.traffic)
+        return recording.traffic.num_bytes
 
-    assert run_virtual(count, 4).results
+    assert list(run_virtual(count, 4).results) == [{"AllReduce": 2000}] * 4
+
+
+def test_calls_overlap_and_never_overtake_each_other() -> None:
+    """Ranks that wait in different orders, and one that waits before it starts the next, still agree."""
+
+    def mix(group: AbstractGroup) -> list[float]:
+        hosts = as_hosts(group, 2)
+        first, second = torch.full((5,), 1.0 + group.rank), torch.full((3,), 10.0)
+        works = [hosts.start(AllReduce(first))]
+        if group.rank == 0:
+            works[0].wait()
+        works.append(hosts.start(Broadcast(second, root=3)))
+        works.append(hosts.start(AllReduce(second)))
+        for work in reversed(works) if group.rank % 2 else works:
+            work.wait()
+        return [first[4].item(), second[2].item()]
+
+    assert list(run_virtual(mix, 4).results) == [[10.0, 40.0]] * 4
 
 
 def test_ranks_that_do_not_count_host_by_host_are_refused() -> None:

@@ -38,11 +38,7 @@ class HierarchicalGroup(AbstractGroup):
     """
 
     def __init__(self, inside: AbstractGroup, whole: AbstractGroup) -> None:
-        if whole.size % inside.size or whole.rank % inside.size != inside.rank:
-            raise UsageError(
-                f"ranks do not count host by host (rank: {whole.rank} of {whole.size}, "
-                f"on its host: {inside.rank} of {inside.size}); start the same number on each host, in order"
-            )
+        _check_order(inside, whole)
         self._inside, self._whole = inside, whole
         self._num_rows, self._num_columns = whole.size // inside.size, inside.size
         self._row, self._column = divmod(whole.rank, inside.size)
@@ -73,7 +69,7 @@ class HierarchicalGroup(AbstractGroup):
             raise self._lost
         match call:
             case calls.Send() | calls.Recv() if call.peer // self._num_columns == self._row:
-                return self._inside.start(type(call)(call.tensor, call.peer % self._num_columns, call.tag))
+                return _RowMessage(self, type(call)(call.tensor, call.peer % self._num_columns, call.tag))
             case calls.Send() | calls.Recv() | calls.NeighbourAllGather() | calls.NeighbourAllReduce():
                 return self._whole.start(call)
             case _:
@@ -110,11 +106,14 @@ class HierarchicalGroup(AbstractGroup):
     def start_stage(self, stage: int, call: Call) -> AbstractWork:
         return self._stages[stage].start(call)
 
-    def give_up(self, stage: int, error: PeerLostError) -> None:
-        """Fail all that is under way. The lost peer is named by its rank in the whole, the same on all ranks: those of
-        other hosts notice that we leave the groups in which they wait for us, and all ask the whole who is missing."""
+    def give_up(self, stage: int, error: PeerLostError) -> PeerLostError:
+        """Fail all that is under way, and return the error to raise.
+
+        It names the lost peer by its rank in the whole, the same on all ranks: those of other hosts notice that we
+        leave the groups in which they wait for us, and then all ask the whole who is missing.
+        """
         if self._lost is not None:
-            return
+            return self._lost
         for group in self._stages:
             group.close()
         try:
@@ -125,6 +124,7 @@ class HierarchicalGroup(AbstractGroup):
             self._lost = lost
         for work in self._under_way:
             work.fail(self._lost)
+        return self._lost
 
     def _plan(self, call: Call) -> Stages:
         plans: dict[type, Callable[[Any], Stages]] = {
@@ -220,6 +220,17 @@ class HierarchicalGroup(AbstractGroup):
         yield COLUMN, call
 
 
+def _check_order(inside: AbstractGroup, whole: AbstractGroup) -> None:
+    ranks = torch.empty(inside.size, dtype=torch.int64)
+    inside.all_gather(ranks, torch.tensor([whole.rank]))
+    first = whole.rank - inside.rank
+    if ranks.tolist() != list(range(first, first + inside.size)) or first % inside.size or whole.size % inside.size:
+        raise UsageError(
+            f"ranks do not count host by host (ranks on this host: {ranks.tolist()}, of {whole.size}); "
+            "start the same number on each host, in order"
+        )
+
+
 def _swap(parts: Tensor, num_rows: int, num_columns: int) -> Tensor:
     """Parts that lie row by row, column by column instead."""
     return parts.view(num_rows, num_columns, -1).transpose(0, 1).contiguous().view(-1)
@@ -229,6 +240,27 @@ def _pad(dense: Tensor, length: int) -> Tensor:
     padded = dense.new_zeros(length)
     padded[: dense.numel()] = dense
     return padded
+
+
+@final
+class _RowMessage(AbstractWork):
+    """A message inside a host."""
+
+    def __init__(self, group: HierarchicalGroup, call: calls.Send | calls.Recv) -> None:
+        self._group = group
+        try:
+            self._inner = group.start_stage(FIRST_ROW, call)
+        except PeerLostError as error:
+            raise group.give_up(FIRST_ROW, error) from None
+
+    def wait(self) -> None:
+        try:
+            self._inner.wait()
+        except PeerLostError as error:
+            raise self._group.give_up(FIRST_ROW, error) from None
+
+    def is_done(self) -> bool:
+        return self._inner.is_done()
 
 
 @final

@@ -78,7 +78,7 @@ class MpiGroup(AbstractGroup):
     ) -> None:
         self._mpi = import_mpi()
         whole = communicator or self._mpi.COMM_WORLD
-        self._seat = MpiSeat(self._mpi, whole.Dup(), whole.Dup(), whole.Dup())
+        self._seat = MpiSeat(self._mpi, whole.rank, whole.size, whole.Dup(), whole.Dup(), whole.Dup())
         self._timeout, self._generation, self._clock = timeout, generation, RealClock()
         self._store = store or open_store(whole, timeout, is_one_host=_is_one_host(self._mpi, whole))
         self._num_splits = 0

@@ -45,17 +45,11 @@ class MpiSeat:
     """A rank at its communicators: one for each sort of traffic, so that tags and orders never meet."""
 
     mpi: Any
+    rank: int
+    size: int
     collectives: Any
     messages: Any
     neighbours: Any
-
-    @property
-    def rank(self) -> int:
-        return int(self.collectives.rank)
-
-    @property
-    def size(self) -> int:
-        return int(self.collectives.size)
 
     def free(self) -> None:
         for communicator in (self.collectives, self.messages, self.neighbours):

@@ -27,7 +27,8 @@ __all__ = ["AllReduceExchange", "Span"]
 
 @dataclass(frozen=True)
 class Span:
-    """When a bucket was started, when the rank began to wait for it, and when it was there; seconds of its clock."""
+    """When a bucket was started, when backward was over, and when the bucket was seen to be there; seconds of the
+    rank's clock. A bucket that was there first ends before `waited`."""
 
     bucket: int
     started: float
@@ -49,6 +50,7 @@ class AllReduceExchange(AbstractExchange):
         self._bucket_of = {name: i for i, bucket in enumerate(self._buckets) for name in bucket.names}
         self._packed = [self._pack_buffer(bucket) for bucket in self._buckets]
         self.spans: list[Span] = []
+        self._exposed = 0.0
         self.begin(1.0)
 
     def begin(self, weight: float) -> None:
@@ -57,6 +59,7 @@ class AllReduceExchange(AbstractExchange):
         self._missing = [len(bucket.names) for bucket in self._buckets]
         self._messages: list[Tensor] = []
         self._works: list[tuple[AbstractWork, float]] = []
+        self._ends: list[float] = []
 
     def add(self, name: str, gradient: Tensor | None) -> None:
         """Start every bucket that is complete and whose turn it is."""
@@ -64,6 +67,7 @@ class AllReduceExchange(AbstractExchange):
         self._missing[self._bucket_of[name]] -= 1
         while len(self._works) < len(self._buckets) and self._missing[len(self._works)] == 0:
             self._start(len(self._works))
+        self._note_ends()
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
         total, sums = self.wait(loss)
@@ -74,37 +78,46 @@ class AllReduceExchange(AbstractExchange):
         for name in self._parameters:
             if name not in self._gradients:
                 self.add(name, None)
+        waited = self._group.clock.now()
         total, is_present = report_loss(self._group, loss, self._gradients, list(self._parameters))
-        sums = self._wait_for_all()
+        sums = self._wait_for_all(waited)
+        self._exposed = self._group.clock.now() - waited
         return total, {name: sums[name] if is_present[name] else None for name in self._parameters}
 
     def traffic(self) -> Traffic:
-        exposed = sum(span.ended - span.waited for span in self.spans)
-        hidden = sum(span.waited - span.started for span in self.spans)
-        return Traffic(exposed, hidden, sum(message.nbytes for message in self._messages))
+        """Buckets that travel side by side count once; the loss is waited for like a bucket."""
+        hidden = _covered([(span.started, min(span.waited, span.ended)) for span in self.spans])
+        return Traffic(self._exposed, hidden, sum(message.nbytes for message in self._messages))
 
     def collect(self, state: OptimizerState) -> OptimizerState:
         return state
 
     def _start(self, index: int) -> None:
         message = self._pack(index)
-        # The mean of a power of two of equal shares has the bits of the weighted sum, and saves a pass over memory.
+        # The mean over a power of two of ranks has the bits of the weighted sum, and saves equal shares a pass over
+        # memory. The choice hangs on the size alone: all ranks must make the same, and weights differ among them.
         size = self._group.size
-        is_exact_mean = self._weight * size == 1.0 and size & (size - 1) == 0
-        if not is_exact_mean:
-            message.mul_(self._weight)
+        is_mean = size & (size - 1) == 0
+        factor = self._weight * size if is_mean else self._weight
+        if factor != 1.0:
+            message.mul_(factor)
         self._messages.append(message)
         started = self._group.clock.now()
-        work = self._group.start(AllReduce(message, "mean" if is_exact_mean else "sum"))
+        work = self._group.start(AllReduce(message, "mean" if is_mean else "sum"))
         self._works.append((work, started))
 
-    def _wait_for_all(self) -> dict[str, Tensor]:
+    def _note_ends(self) -> None:
+        """Buckets end in the order they were started in. To ask is also what moves some groups on."""
+        while len(self._ends) < len(self._works) and self._works[len(self._ends)][0].is_done():
+            self._ends.append(self._group.clock.now())
+
+    def _wait_for_all(self, waited: float) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}
         self.spans = []
         for index, (work, started) in enumerate(self._works):
-            waited = self._group.clock.now()
             work.wait()
-            self.spans.append(Span(index, started, waited, self._group.clock.now()))
+            ended = self._ends[index] if index < len(self._ends) else self._group.clock.now()
+            self.spans.append(Span(index, started, waited, ended))
             sums |= self._unpack(self._buckets[index], self._messages[index])
         return sums
 
@@ -130,3 +143,16 @@ class AllReduceExchange(AbstractExchange):
             return {bucket.names[0]: message}
         parts = message.split([self._parameters[name].numel() for name in bucket.names])
         return {name: part.view(self._parameters[name].shape) for name, part in zip(bucket.names, parts, strict=True)}
+
+
+def _covered(intervals: list[tuple[float, float]]) -> float:
+    """The length of the union of intervals.
+
+    >>> _covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0), (9.0, 8.0)])
+    4.0
+    """
+    total, reached = 0.0, -math.inf
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total

@@ -57,11 +57,12 @@ class ServerExchange(AbstractExchange):
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
         started = self._group.clock.now()
         total, is_present = report_loss(self._group, loss, self._gradients, list(self._parameters))
-        owned = self._reduce_to_owners([name for name in self._parameters if is_present[name]])
+        present = [name for name in self._parameters if is_present[name]]
+        owned = self._reduce_to_owners(present)
         if not math.isfinite(total):
             return total, update.state
-        if update.clip_norm is not None:
-            owned = self._clip(owned, [name for name in self._parameters if is_present[name]], update.clip_norm)
+        if update.clip_norm is not None and present:
+            owned = self._clip(owned, present, update.clip_norm)
         state = replace(update, clip_norm=None).apply(owned)
         works = [self._group.start(Broadcast(update.parameters[n].detach(), root)) for n, root in self._owners.items()]
         for work in works:
@@ -77,8 +78,8 @@ class ServerExchange(AbstractExchange):
         """Owners send the slots that they alone keep up to date."""
         slots = {name: {slot: tensor.clone() for slot, tensor in own.items()} for name, own in state.slots.items()}
         for name, owner in self._owners.items():
-            for tensor in slots[name].values():
-                self._group.broadcast(tensor, owner)
+            for slot in sorted(slots[name]):  # an update may have put them in another order, on the owner alone
+                self._group.broadcast(slots[name][slot], owner)
         return replace(state, slots=slots)
 
     def _reduce_to_owners(self, names: list[str]) -> dict[str, Tensor]:

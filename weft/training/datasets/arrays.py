@@ -44,6 +44,13 @@ class ArrayDataset(AbstractDataset):
         is_class = self._targets.ndim == 1 and not self._targets.is_floating_point()
         return self._targets if is_class else None
 
+    def has_padding(self) -> bool:
+        return self._has_padding
+
+    @cached_property
+    def _has_padding(self) -> bool:
+        return not self._targets.is_floating_point() and bool((self._targets == IGNORED).any())
+
     @cached_property
     def _checksum(self) -> str:
         return checksum_of(self._inputs, self._targets)

@@ -33,6 +33,10 @@ class AbstractDataset(ABC):
         """The length of every sample where samples differ in length (what bucketing sorts by), else None."""
         return None
 
+    def has_padding(self) -> bool:
+        """Whether some targets are IGNORED, so that samples differ in how much they weigh."""
+        return self.lengths() is not None
+
     def labels(self) -> Tensor | None:
         """The class of every sample where it has one (what weighting balances), else None. Costs no decoding."""
         return None

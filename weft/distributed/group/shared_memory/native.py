@@ -79,7 +79,7 @@ class NativeEngine(AbstractEngine):
         )
 
     def start(self, request: Request) -> int:
-        kind, source, target, count, width, type_, op, root, tag, neighbours, weights, _ = request
+        kind, source, target, length, width, type_, op, root, tag, neighbours, weights, _ = request
         handle: int = self._start(
             self._engine,
             kind,
@@ -89,7 +89,7 @@ class NativeEngine(AbstractEngine):
             tag,
             None if source is None else source.data_ptr(),
             None if target is None else target.data_ptr(),
-            count,
+            length,
             width,
             (ctypes.c_int32 * len(neighbours))(*neighbours) if neighbours else None,
             (ctypes.c_double * len(weights))(*weights) if weights else None,

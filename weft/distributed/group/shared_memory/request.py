@@ -41,7 +41,7 @@ class Request(NamedTuple):
     kind: int
     source: Tensor | None = None
     target: Tensor | None = None
-    count: int = 0  # elements of one part
+    length: int = 0  # elements of one part
     width: int = 1  # bytes of an element
     type: int = BYTES
     op: int = 0

@@ -17,7 +17,7 @@
 namespace weft {
 
 constexpr int64_t kRollBytes = 65536;       // matches segment.py
-constexpr int64_t kStageBytes = 2048 << 10;  // one of the two staging buffers of a rank: stays in the second-level cache
+constexpr int64_t kStageBytes = 1 << 20;  // one of the two staging buffers of a rank: stays in the cache
 constexpr int kStages = 2;
 constexpr int64_t kPacketBytes = 128 << 10;
 constexpr int kPackets = 4;

@@ -1,6 +1,6 @@
 """The memory that the ranks of one group share, and the roll at its head in which each of them signs.
 
-    | roll: magic, size, generation, compiled | rank 0: pid, start time | rank 1: ... | what the engine lays out |
+| roll: magic, size, generation, compiled | rank 0: pid, start time | rank 1: ... | what the engine lays out |
 """
 
 import mmap

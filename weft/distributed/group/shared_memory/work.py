@@ -73,11 +73,13 @@ def explain(outcome: Outcome, rank: int, timeout: float) -> Exception:
             return PeerLostError(f"rank {peer} died (seen by rank {rank}); look at its output", peer)
         case Reason.LEFT:
             return PeerLostError(
-                f"rank {peer} closed the group while rank {rank} waited for it; make all ranks start the same calls", peer
+                f"rank {peer} closed the group while rank {rank} waited for it; make all ranks start the same calls",
+                peer,
             )
         case Reason.SILENT if peer == rank:
             return PeerLostError(
-                f"this rank was given up by its peers (rank: {rank}, silent for: {timeout:g} s); give a longer timeout", peer
+                f"this rank was given up by its peers (rank: {rank}, silent for: {timeout:g} s); give a longer timeout",
+                peer,
             )
         case Reason.SILENT:
             return PeerLostError(

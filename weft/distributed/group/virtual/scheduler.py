@@ -127,18 +127,27 @@ class Scheduler:
             thread = threading.Thread(target=self._live, args=(rank, body), name=f"virtual rank {rank}", daemon=True)
             self._ranks.append(_Rank(thread, random_state))
             self.at(0.0, rank, None)
+        self._start_threads()
+        self._pass_on()
         try:
-            for state in self._ranks:
-                state.thread.start()
-            self._pass_on()
             self._all_over.acquire()
         except BaseException as error:  # Ctrl-C: the rank that runs stops at its next call
             self.fail(None, error)
             self._all_over.acquire()
         finally:
             for state in self._ranks:
-                state.thread.join()
+                if state.thread.ident is not None:
+                    state.thread.join()
             torch.set_rng_state(random_state)
+
+    def _start_threads(self) -> None:
+        try:
+            for state in self._ranks:
+                state.thread.start()
+        except BaseException as error:  # the machine has no more threads, or Ctrl-C
+            self.fail(None, error)
+            for state in self._ranks:
+                state.is_over = not state.thread.is_alive()
 
     def _live(self, rank: int, body: Callable[[int], None]) -> None:
         me = self._ranks[rank]

@@ -1,0 +1,78 @@
+"""Calls that cannot be: each is refused with its reason."""
+
+import pytest
+import torch
+
+from weft.distributed.group import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Broadcast,
+    Call,
+    Gather,
+    NeighbourAllGather,
+    NeighbourAllReduce,
+    Recv,
+    Reduce,
+    ReduceScatter,
+    Scatter,
+    Send,
+    check_call,
+)
+from weft.errors import UsageError
+
+TWO, FOUR, SIX = torch.zeros(2), torch.zeros(4), torch.zeros(6)
+WHOLE = torch.zeros(2, dtype=torch.int64)
+RING = ((2,), (0,), (1,))
+
+WRONG: list[tuple[Call, str]] = [
+    (Send(TWO, 3), "not in the group"),
+    (Recv(TWO, -1), "not in the group"),
+    (Send(TWO, 1), "this rank itself"),
+    (Recv(TWO, 0, tag=-2), "tag is negative"),
+    (AllReduce(WHOLE, "mean"), "floating-point"),
+    (Reduce(WHOLE, 0, "mean"), "floating-point"),
+    (Reduce(TWO, 3), "root"),
+    (Broadcast(TWO, -1), "root"),
+    (ReduceScatter(TWO, FOUR), "3 parts"),
+    (ReduceScatter(WHOLE, SIX.long(), "mean"), "floating-point"),
+    (AllGather(SIX, FOUR), "3 parts"),
+    (AllGather(SIX, WHOLE), "3 parts"),
+    (AllToAll(FOUR, SIX), "1 parts"),
+    (AllToAll(FOUR, FOUR), "does not divide"),
+    (Gather(TWO, None, root=1), "no output at its root"),
+    (Gather(TWO, FOUR, root=1), "3 parts"),
+    (Scatter(TWO, None, root=1), "no tensor at its root"),
+    (Scatter(TWO, FOUR, root=1), "3 parts"),
+    (NeighbourAllGather(TWO, TWO, ((),)), "does not fit the group"),
+    (NeighbourAllGather(TWO, TWO, ((0,), (), ())), "not other ranks"),
+    (NeighbourAllGather(FOUR, TWO, ((), (0, 0), ())), "not other ranks"),
+    (NeighbourAllGather(FOUR, TWO, RING), "1 parts"),
+    (NeighbourAllReduce(TWO, RING, ((1.0,),) * 3), "weights do not fit"),
+    (NeighbourAllReduce(WHOLE, RING, ((1.0, 1.0),) * 3), "floating-point"),
+]
+
+RIGHT: list[Call] = [
+    Send(TWO, 0),
+    AllReduce(WHOLE, "max"),
+    ReduceScatter(TWO, SIX),
+    AllGather(SIX, TWO),
+    AllToAll(SIX, SIX.clone()),
+    Gather(TWO, None, root=0),
+    Scatter(TWO, None, root=0),
+    NeighbourAllGather(TWO, TWO, RING),
+    NeighbourAllReduce(TWO, RING, ((0.5, 0.5),) * 3),
+    Barrier(),
+]
+
+
+@pytest.mark.parametrize(("call", "reason"), WRONG)
+def test_wrong_calls_are_refused(call: Call, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        check_call(call, rank=1, size=3)
+
+
+@pytest.mark.parametrize("call", RIGHT)
+def test_right_calls_pass(call: Call) -> None:
+    check_call(call, rank=1, size=3)

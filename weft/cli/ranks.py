@@ -1,0 +1,126 @@
+"""Carrying out a job: in this process, on ranks of its own, or on the ranks that torchrun or mpirun started."""
+
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.cli.console import error_console
+from weft.cli.job import Job
+from weft.cli.progress import use_progress
+from weft.distributed.group.group import AbstractGroup
+from weft.distributed.group.solo import SoloGroup
+from weft.distributed.placement import carry_out
+from weft.engines.local import run_ranks
+from weft.engines.meeting import meet
+from weft.engines.place import find_place
+from weft.engines.program import Program
+from weft.errors import TrainingError
+from weft.metrics.run_folder import RunFolder
+from weft.specs import parse_plan
+from weft.training.recipe import Recipe
+from weft.training.run import resume_run, run_recipe
+
+__all__ = ["Finished", "execute", "train_rank"]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that has ended, well or not; its record is in the folder."""
+
+    folder: RunFolder
+    failure: TrainingError | None = None
+
+
+def execute(make_job: Callable[[int | None], Job], *, quiet: bool) -> Finished | None:
+    """Train, with one progress bar on the standard error. None on ranks that have nothing to tell.
+
+    Args:
+        make_job: makes the job, given the number of ranks that were started from outside, if they were.
+    """
+    place = find_place()
+    if place.starter != "nobody":
+        return _join(meet(place), make_job, quiet=quiet)
+    job = make_job(None)
+    num_ranks = parse_plan(job.recipe.mutable.plan).num_ranks
+    try:
+        if num_ranks == 1:
+            _train(job, SoloGroup(), quiet=quiet)
+        else:
+            run_ranks(Program("weft.cli.ranks:train_rank", {"job": _to_json(job), "quiet": quiet}), num_ranks)
+    except TrainingError as error:
+        return Finished(job.folder, error)
+    except KeyboardInterrupt:
+        _tell_how_to_resume(job)
+        raise
+    return Finished(job.folder)
+
+
+def train_rank(job: dict[str, Any], quiet: bool) -> None:
+    """The rank program of `weft run --workers`."""
+    group = meet(find_place())
+    try:
+        _train(_from_json(job), group, quiet=quiet)
+    finally:
+        group.close()
+
+
+def _join(group: AbstractGroup, make_job: Callable[[int | None], Job], *, quiet: bool) -> Finished | None:
+    """Be one of the ranks that others started: rank 0 makes the job and tells the rest."""
+    made: Job | None = None
+    try:
+        made = make_job(group.size) if group.rank == 0 else None
+        job = _tell(group, made)
+        _train(job, group, quiet=quiet)
+    except KeyboardInterrupt:
+        if made is not None:
+            _tell_how_to_resume(made)
+        raise
+    finally:
+        group.close()
+    return Finished(job.folder) if group.rank == 0 else None
+
+
+def _train(job: Job, group: AbstractGroup, *, quiet: bool) -> None:
+    """Be this rank of the job. Rank 0 shows the progress of all."""
+    replicas = carry_out(parse_plan(job.recipe.mutable.plan), group)
+    console = error_console()
+    console.quiet = quiet or group.rank > 0
+    with use_progress(console, [f"seed {seed}" for seed in job.seeds]) as listener:
+        if job.is_resumed:
+            resume_run(job.folder, listeners=[listener], replicas=replicas)
+        else:
+            run_recipe(job.recipe, folder=job.folder, seeds=job.seeds, listeners=[listener], replicas=replicas)
+
+
+def _tell_how_to_resume(job: Job) -> None:
+    path = shlex.quote(str(job.folder.path))
+    error_console().print(f"interrupted; go on with: weft run --resume {path}", soft_wrap=True)
+
+
+def _to_json(job: Job) -> dict[str, Any]:
+    return {
+        "recipe": job.recipe.to_dict(),
+        "folder": str(job.folder.path),
+        "seeds": list(job.seeds),
+        "is_resumed": job.is_resumed,
+    }
+
+
+def _from_json(data: dict[str, Any]) -> Job:
+    folder = RunFolder(Path(data["folder"]))
+    return Job(Recipe.from_dict(data["recipe"]), folder, tuple(data["seeds"]), data["is_resumed"])
+
+
+def _tell(group: AbstractGroup, job: Job | None) -> Job:
+    """Rank 0's job, on every rank: its JSON, broadcast as bytes."""
+    text = json.dumps(_to_json(job)).encode() if job else b""
+    length = torch.tensor([len(text)])
+    group.broadcast(length)
+    content = torch.tensor(list(text), dtype=torch.uint8) if job else torch.empty(int(length), dtype=torch.uint8)
+    group.broadcast(content)
+    return job or _from_json(json.loads(bytes(content.tolist())))

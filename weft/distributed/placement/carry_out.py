@@ -1,0 +1,39 @@
+"""From a plan and a group to the replicas that carry it out."""
+
+from typing import cast
+
+from weft.distributed.collectives import AlgorithmChoice, AlgorithmName, MessageGroup, probe
+from weft.distributed.group.group import AbstractGroup
+from weft.distributed.placement.data_parallel import DataParallel
+from weft.errors import PlanError
+from weft.specs import Plan
+from weft.training.replicas import AbstractReplicas, SoloReplicas
+
+__all__ = ["carry_out", "with_topology"]
+
+
+def carry_out(plan: Plan, group: AbstractGroup) -> AbstractReplicas:
+    """The replicas of the plan, one per rank of the group. A collective call.
+
+    Raises:
+        PlanError: the plan is for another number of ranks.
+    """
+    if plan.num_ranks != group.size:
+        numbers = f"plan: {plan.num_ranks}, ranks: {group.size}"
+        raise PlanError(f"plan needs another number of ranks than there are ({numbers}); --workers {group.size}")
+    return SoloReplicas() if group.size == 1 else DataParallel(with_topology(group, plan), plan)
+
+
+def with_topology(group: AbstractGroup, plan: Plan) -> AbstractGroup:
+    """The group, its collectives replaced by the algorithm that the plan names.
+
+    `auto` fits alpha and beta here and now, and chooses by them for every message.
+    """
+    name = plan.topology.name
+    if name in ("native", "server"):
+        return group
+    if name == "auto":
+        fit = probe(group)
+        return MessageGroup(group, AlgorithmChoice("auto", alpha=fit.alpha, beta=fit.beta))
+    inner = int(plan.topology["inner"]) if name == "hierarchical" else None
+    return MessageGroup(group, AlgorithmChoice(cast(AlgorithmName, name), inner))

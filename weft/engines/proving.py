@@ -1,0 +1,68 @@
+"""Proofs on real ranks: each rank traces its steps, the process that asked compares them."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from weft.distributed.placement import carry_out
+from weft.distributed.proof import Proof, Trace, compare_traces, trace_ranks, trace_reference
+from weft.engines.local import run_ranks, threads_per_rank
+from weft.engines.meeting import meet
+from weft.engines.place import find_place
+from weft.engines.program import Program
+from weft.specs import parse_plan
+from weft.training.build import build_splits, check_recipe
+from weft.training.recipe import Recipe
+from weft.training.run import use_determinism
+
+__all__ = ["prove", "trace_rank"]
+
+
+def prove(recipe: Recipe, *, seed: int = 0, num_steps: int = 5, tolerance: float = 1e-5) -> Proof:
+    """Train some steps of the recipe on the ranks of its plan and on one, and compare every parameter after each."""
+    check_recipe(recipe)
+    plan = parse_plan(recipe.mutable.plan)
+    with tempfile.TemporaryDirectory(prefix="weft-proof-") as folder:
+        arguments = {"recipe": recipe.to_dict(), "folder": folder, "seed": seed, "num_steps": num_steps}
+        run_ranks(Program("weft.engines.proving:trace_rank", arguments), plan.num_ranks)
+        traces = [_read_trace(Path(folder), rank, num_steps) for rank in range(plan.num_ranks)]
+    with use_determinism(), use_threads(threads_per_rank(plan.num_ranks)):
+        reference = trace_reference(recipe, build_splits(recipe), seed, num_steps, plan.num_ranks)
+    return compare_traces(traces, reference, tolerance)
+
+
+@contextmanager
+def use_threads(num_threads: int) -> Iterator[None]:
+    """A matrix product over another number of threads adds in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def trace_rank(recipe: dict[str, object], folder: str, seed: int, num_steps: int) -> None:
+    """The rank program of a proof: leaves this rank's trace in the folder."""
+    chosen = Recipe.from_dict(recipe)
+    group = meet(find_place())
+    try:
+        replicas = carry_out(parse_plan(chosen.mutable.plan), group)
+        with use_determinism():
+            trace = trace_ranks(chosen, build_splits(chosen), seed, num_steps, replicas)
+        for step, parameters in enumerate(trace):
+            save_file(parameters, _trace_file(Path(folder), group.rank, step))
+    finally:
+        group.close()
+
+
+def _read_trace(folder: Path, rank: int, num_steps: int) -> Trace:
+    return [load_file(_trace_file(folder, rank, step)) for step in range(num_steps)]
+
+
+def _trace_file(folder: Path, rank: int, step: int) -> Path:
+    return folder / f"rank-{rank}-step-{step}.safetensors"
