@@ -32,7 +32,7 @@ format: .venv/dev
 	touch $@
 
 .venv/dev: .venv/runtime
-	$(PIP) --editable '.[dev,images]'
+	$(PIP) --editable '.[dev,images,mpi]'
 	touch $@
 
 clean:

@@ -54,14 +54,9 @@ def test_own_ranks_meet_in_their_folder() -> None:
     assert run_processes("tests.processes.programs:meet_over", 2, kinds=KINDS) == [MET, MET]
 
 
-def test_ranks_of_torchrun_meet_at_its_address() -> None:
-    met, _ = run_launched(torchrun(2), "tests.processes.programs:meet_over", 2, kinds=KINDS)
-    assert met == [MET, MET]
-
-
-def test_the_process_group_of_the_user_is_left_alone() -> None:
-    met, _ = run_launched(torchrun(2), "tests.processes.programs:meet_beside_default_group", 2)
-    assert met == [["TorchGroup 0 3", "SharedMemoryGroup 1 3", "default 2"]] * 2
+def test_ranks_of_torchrun_meet_at_its_address_and_beside_the_users_group() -> None:
+    met, _ = run_launched(torchrun(2), "tests.processes.programs:meet_beside_default_group", 2, kinds=KINDS)
+    assert met == [[*MET, "ours 2, theirs 4"]] * 2
 
 
 def test_ranks_of_mpirun_meet_over_what_they_ask_for() -> None:

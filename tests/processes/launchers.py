@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.engines.program import Program, read_failure, read_result, run_rank
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 BIN = Path(sys.executable).parent
 
 
@@ -39,8 +39,15 @@ def run_launched(command: list[str], path: str, size: int, **arguments: Any) -> 
 
 def _run(command: list[str], environment: dict[str, str]) -> str:
     """What the command printed to standard error. One that is late is ended, and its ranks with it."""
-    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment, text=True, start_new_session=True, **options) as process:
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
         try:
             return process.communicate(timeout=DEADLINE_SECONDS)[1]
         except BaseException:

@@ -6,7 +6,7 @@ import torch
 import torch.distributed
 
 from tests.distributed.group import contract
-from weft.distributed.group import AbstractGroup, kill_this_process
+from weft.distributed.group import AbstractGroup, AllReduce, kill_this_process
 from weft.engines.meeting import Kind, meet
 from weft.engines.place import find_place
 
@@ -33,14 +33,19 @@ def meet_over(kinds: list[Kind]) -> list[str]:
     return met
 
 
-def meet_beside_default_group() -> list[str]:
-    """The user has opened a process group of his own: ours must leave it as it is."""
+def meet_beside_default_group(kinds: list[Kind]) -> list[str]:
+    """The user opens a process group of his own, and a group of ours leaves it as it is."""
+    met = meet_over(kinds)
     torch.distributed.init_process_group("gloo")
-    met = meet_over(["torch", "auto"])
-    total = torch.tensor([1.0])
-    torch.distributed.all_reduce(total)
+    group = meet(find_place(), "torch", timeout=30, generation=len(kinds))
+    ours, theirs = torch.tensor([1.0]), torch.tensor([2.0])
+    works = group.start(AllReduce(ours)), torch.distributed.all_reduce(theirs, async_op=True)
+    for work in works:
+        work.wait()
+    group.close()
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-    return [*met, f"default {total.item():g}"]
+    return [*met, f"ours {ours.item():g}, theirs {theirs.item():g}"]
 
 
 def lose_peer(kind: Kind, collective: str, how: str, ranks_per_host: int = 0) -> list[int]:

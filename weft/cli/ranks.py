@@ -89,8 +89,8 @@ def _train(job: Job, group: AbstractGroup, *, quiet: bool) -> None:
     """Be this rank of the job. Rank 0 shows the progress of all."""
     replicas = carry_out(parse_plan(job.recipe.mutable.plan), group)
     console = error_console()
-    console.quiet = quiet or group.rank > 0
-    with use_progress(console, [f"seed {seed}" for seed in job.seeds]) as listener:
+    console.quiet = group.rank > 0
+    with use_progress(console, [f"seed {seed}" for seed in job.seeds], quiet=quiet or group.rank > 0) as listener:
         if job.is_resumed:
             resume_run(job.folder, listeners=[listener], replicas=replicas)
         else:

@@ -1,4 +1,4 @@
-"""The shared-memory group as a torch.distributed backend: `init_process_group(backend="weft")` carries DDP, FSDP2, DTensor.
+"""The shared-memory group as a torch.distributed backend, `backend="weft"`, which carries DDP, FSDP2 and DTensor.
 
 The names and signatures are torch's: its C++ and Python code call these methods.
 """
@@ -39,7 +39,7 @@ def _open(options: Any, backend_options: Any) -> "WeftProcessGroup":
     group = SharedMemoryGroup(
         StoreRendezvous(options.store), options.group_rank, options.group_size, timeout=timeout.total_seconds()
     )
-    return WeftProcessGroup(group, options.store)
+    return WeftProcessGroup(group)
 
 
 @final
@@ -145,8 +145,8 @@ class _Watcher:
 class WeftProcessGroup(dist.ProcessGroup):
     """torch's calls, translated. A dead peer raises weft.errors.PeerLostError out of `wait`."""
 
-    def __init__(self, group: AbstractGroup, store: dist.Store) -> None:
-        super().__init__(store, group.rank, group.size)
+    def __init__(self, group: AbstractGroup) -> None:
+        super().__init__(group.rank, group.size)
         self._group = group
         self._watcher = _Watcher()
         self._group_name = self._group_desc = ""
@@ -278,9 +278,7 @@ class WeftProcessGroup(dist.ProcessGroup):
         if self._group.rank != root:
             return self._start([calls.Gather(inputs[0], None, root)], [])
         whole = _stack(outputs[0])
-        return self._start(
-            [calls.Gather(inputs[0], whole, root)], outputs[0], lambda: _copy_parts(outputs[0], whole)
-        )
+        return self._start([calls.Gather(inputs[0], whole, root)], outputs[0], lambda: _copy_parts(outputs[0], whole))
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work:
         root = 0 if opts is None else opts.rootRank

@@ -18,7 +18,7 @@ from typing import Any
 from weft.engines.program import INTERRUPTED, Failure, Program, has_result, read_failure, read_result
 from weft.errors import RankFailedError, TrainingError
 
-__all__ = ["run_ranks", "threads_per_rank"]
+__all__ = ["find_cause", "run_ranks", "threads_per_rank"]
 
 # How long the others may take to notice that a rank is gone and to say so, before they are ended.
 GRACE_SECONDS = 5.0
@@ -57,7 +57,7 @@ def run_ranks(program: Program, num_ranks: int, *, silent: bool = False) -> list
             ranks.append(_start(folder, rank, num_ranks, silent))
         with _use_passed_on_interrupt(ranks):
             ends = _wait_for_all(ranks)
-        failures = _read_failures(folder, ends, num_ranks)
+        failures = _read_failures(folder, ends)
         if any(end.code in INTERRUPTS for end in ends):
             raise KeyboardInterrupt
         if failures:
@@ -68,14 +68,18 @@ def run_ranks(program: Program, num_ranks: int, *, silent: bool = False) -> list
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def threads_per_rank(num_ranks: int) -> int:
+    """How many threads each of so many ranks on this machine computes with."""
+    return max(1, len(os.sched_getaffinity(0)) // num_ranks)
+
+
 def _start(folder: Path, rank: int, num_ranks: int, silent: bool) -> subprocess.Popen[bytes]:
-    threads = max(1, len(os.sched_getaffinity(0)) // num_ranks)
     environment = {
-        "OMP_NUM_THREADS": str(threads),
         **os.environ,
         "WEFT_RANK": str(rank),
         "WEFT_SIZE": str(num_ranks),
         "WEFT_MEETING": str(folder),
+        "WEFT_STARTER": str(os.getpid()),
         "OMP_NUM_THREADS": str(threads_per_rank(num_ranks)),
     }
     quiet = subprocess.DEVNULL if silent and rank > 0 else None
@@ -115,7 +119,7 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
         process.wait()
 
 
-def _read_failures(folder: Path, ends: Sequence[End], num_ranks: int) -> list[Failure]:
+def _read_failures(folder: Path, ends: Sequence[End]) -> list[Failure]:
     """What the ranks told of their failures, and what is known of those that could not tell."""
     failures = []
     for end in ends:

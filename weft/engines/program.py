@@ -1,6 +1,6 @@
 """A rank program: an import path and JSON, never a closure, so that every engine can start it.
 
-    python -m weft.engines.program FOLDER     with WEFT_RANK, WEFT_SIZE, WEFT_MEETING and WEFT_STARTER in the environment
+    python -m weft.engines.program FOLDER     with WEFT_RANK, WEFT_SIZE, WEFT_MEETING, WEFT_STARTER in the environment
 
 reads FOLDER/program.json, calls the function with the arguments, and leaves FOLDER/result-RANK.json, or
 FOLDER/failure-RANK.json with the error as its rank saw it.

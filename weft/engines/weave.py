@@ -22,6 +22,7 @@ from weft.distributed.placement.carry_out import with_topology
 from weft.engines.meeting import meet
 from weft.engines.place import find_place
 from weft.errors import PlanError, UsageError
+from weft.graph.torch_private import shares_memory
 from weft.specs import parse_plan
 from weft.training.sampling import share
 
@@ -124,8 +125,11 @@ def _with_batches(loader: DataLoader[Any], shared: SharedLoader) -> DataLoader[A
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,  # it also draws for the sampler: left out, the order would not be one process's
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
+        in_order=loader.in_order,
     )
 
 
@@ -149,6 +153,7 @@ class GradientHooks:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._loader = loader
         self._is_running = False
+        self._untouched: set[str] = set()  # by the backward that runs
         for tensor in (*model.parameters(), *model.buffers()):
             group.broadcast(tensor.detach())
         self._exchange = AllReduceExchange(group, self._parameters)
@@ -158,10 +163,14 @@ class GradientHooks:
     def _hook(self, name: str) -> Callable[[Tensor], None]:
         def add(parameter: Tensor) -> None:
             if not self._is_running:
-                self._is_running = True
+                self._is_running, self._untouched = True, set(self._parameters)
                 self._exchange.begin(self._loader.weight)
                 # autograd calls it when the whole of this backward is done, as DDP has it do.
                 Variable._execution_engine.queue_callback(self._end)
+            # Views on the way back give two parameters one piece of memory, which would be averaged twice in place.
+            if parameter.grad is not None and shares_memory(parameter.grad):
+                parameter.grad = parameter.grad.clone()
+            self._untouched.discard(name)
             self._exchange.add(name, parameter.grad)
 
         return add
@@ -169,6 +178,9 @@ class GradientHooks:
     @torch.no_grad()
     def _end(self) -> None:
         self._is_running = False
+        for name in self._parameters:
+            if name in self._untouched:  # what an earlier backward left there counts, should another rank add to it
+                self._exchange.add(name, self._parameters[name].grad)
         _, sums = self._exchange.wait()
         for name, parameter in self._parameters.items():
             total = sums[name]

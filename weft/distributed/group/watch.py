@@ -18,11 +18,13 @@ from weakref import WeakKeyDictionary
 
 from weft.errors import PeerLostError
 
-__all__ = ["Pending", "Sign", "Store", "Watch", "find_left", "find_silent"]
+__all__ = ["Pending", "Sign", "Store", "Watch", "find_left", "find_silent", "name_host"]
 
 TICK_SECONDS = 0.2
 # How long a rank that closes waits for the others, so that what it sent last, and its store, outlive their last call.
 LINGER_SECONDS = 2.0
+NEAR_SECONDS = 5.0
+POLL_SECONDS = 0.002
 
 
 class Store(Protocol):
@@ -101,11 +103,12 @@ class Watch:
         self._look_lock = threading.Lock()  # one look at a time, from the thread or from a failed call
         self._pending: WeakKeyDictionary[object, Pending] = WeakKeyDictionary()
         self._verdict: PeerLostError | None = None
-        self._sign = Sign(_name_host(), os.getpid())
+        self._sign = Sign(name_host(), os.getpid())
         self._published = ""
         self._signs = [self._sign] * size
         self._changed = [time.monotonic()] * size
         self._publish()
+        self._wait_for_signs()
         self._refresh()
         self._has_far_peers = any(sign.host != self._sign.host for sign in self._signs)
         self._stop = threading.Event()
@@ -143,7 +146,9 @@ class Watch:
         """Raise PeerLostError for a call that the transport gave up, as soon as it is known which peer is lost."""
         with self._lock:
             call = self._pending.get(work, Pending())
-        deadline = time.monotonic() + self._timeout
+        # The end of a process on this host is seen at once; that of a far one takes its time.
+        patience = self._timeout if self._has_far_peers else min(self._timeout, NEAR_SECONDS)
+        deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
             self._look()
             if was_timeout and self._verdict is None:
@@ -164,6 +169,17 @@ class Watch:
             self._publish()
             self._linger()
 
+    def _wait_for_signs(self) -> None:
+        deadline = time.monotonic() + self._timeout
+        for rank in range(self._size):
+            while not self._store.check([f"sign/{rank}"]):
+                if time.monotonic() > deadline:
+                    text = (
+                        f"rank {rank} of {self._size} did not come within {self._timeout:g} s; look at its own output"
+                    )
+                    raise PeerLostError(text, rank)
+                time.sleep(POLL_SECONDS)
+
     def _linger(self) -> None:
         lost = self._verdict.peer if self._verdict else -1
         deadline = time.monotonic() + LINGER_SECONDS
@@ -171,7 +187,7 @@ class Watch:
             self._refresh()
             if all(rank == lost or self._is_gone(sign) for rank, sign in enumerate(self._signs)):
                 return
-            time.sleep(0.002)
+            time.sleep(POLL_SECONDS)
 
     def _run(self) -> None:
         beat = 0
@@ -243,7 +259,7 @@ class Watch:
         self._signs = signs
 
 
-def _name_host() -> str:
+def name_host() -> str:
     """The same for processes that know each other by number: one boot of a kernel, one space of process numbers."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

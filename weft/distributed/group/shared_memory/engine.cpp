@@ -115,6 +115,7 @@ class Engine {
     // Advances everything. kAwake when something moved, otherwise for whom all wait.
     int progress() {
         bool moved = adopt();
+        if (look_at_failure()) return kAwake;
         int waits_for = kAwake;
         while (!queue_.empty()) {
             Call& call = *queue_.front();
@@ -131,7 +132,6 @@ class Engine {
         }
         const int channel = channels_.advance(moved, [this](Call* call) { finish(call); });
         if (channel != kAwake) waits_for = waits_for == kAwake ? channel : kAnyPeer;
-        if (look_at_failure()) return kAwake;
         if (moved) blocked_since_ = 0;
         return moved ? kAwake : waits_for;
     }

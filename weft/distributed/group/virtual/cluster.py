@@ -67,9 +67,9 @@ def run_virtual(
     >>> import torch
     >>> def program(group):
     ...     group.clock.charge(0.5)
-    ...     total = torch.tensor([float(group.rank)])
+    ...     total = torch.full((4,), float(group.rank))
     ...     group.all_reduce(total)
-    ...     return total.item()
+    ...     return total[0].item()
     >>> result = run_virtual(program, 4, network=NetworkModel(Link(alpha=0.25, beta=0.0)))
     >>> result.results, result.seconds
     ((6.0, 6.0, 6.0, 6.0), (1.5, 1.5, 1.5, 1.5))

@@ -10,6 +10,7 @@ A rank gives the baton away only where it waits or lets time pass, and keeps it 
 never runs backwards, nothing runs at the same time as anything else, and the same program gives the same run.
 """
 
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -127,9 +128,12 @@ class Scheduler:
             thread = threading.Thread(target=self._live, args=(rank, body), name=f"virtual rank {rank}", daemon=True)
             self._ranks.append(_Rank(thread, random_state))
             self.at(0.0, rank, None)
+        # Between the first thread's start and the wait for the last one, Ctrl-C would leave ranks without a keeper.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         self._start_threads()
         self._pass_on()
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             self._all_over.acquire()
         except BaseException as error:  # Ctrl-C: the rank that runs stops at its next call
             self.fail(None, error)
@@ -144,7 +148,7 @@ class Scheduler:
         try:
             for state in self._ranks:
                 state.thread.start()
-        except BaseException as error:  # the machine has no more threads, or Ctrl-C
+        except RuntimeError as error:  # the machine has no more threads
             self.fail(None, error)
             for state in self._ranks:
                 state.is_over = not state.thread.is_alive()

@@ -1,0 +1,101 @@
+"""The parts that need no second process: requests, the arena, rendezvous, the choice of an engine."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.distributed.group import calls
+from weft.distributed.group.shared_memory import SharedMemoryGroup
+from weft.distributed.group.shared_memory.arena import FreeList
+from weft.distributed.group.shared_memory.rendezvous import Invitation, read_start_time
+from weft.distributed.group.shared_memory.request import lower
+from weft.errors import UsageError
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=40))
+def test_the_free_list_gives_out_no_byte_twice_and_gets_all_back(steps: list[tuple[int, bool]]) -> None:
+    free, taken = FreeList(200), []
+    for num_bytes, give_back in steps:
+        offset = free.take(num_bytes)
+        if offset is not None:
+            assert all(offset + num_bytes <= o or o + n <= offset for o, n in taken)
+            assert 0 <= offset <= 200 - num_bytes
+            taken.append((offset, num_bytes))
+        if give_back and taken:
+            free.give_back(*taken.pop(0))
+    for part in taken:
+        free.give_back(*part)
+    assert free.gaps == [(0, 200)]
+
+
+def test_the_arena_reuses_what_is_dropped(tmp_path: Path) -> None:
+    group = SharedMemoryGroup(tmp_path, 0, 1)
+    first = group.empty((1000, 3), torch.float64)
+    where = first.data_ptr()
+    view = first[1:]
+    del first
+    assert group.empty((3000,), torch.float64).data_ptr() != where
+    del view
+    assert group.empty((3000,), torch.float64).data_ptr() == where
+    assert group.empty((0, 2)).shape == (0, 2)
+    group.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (calls.AllReduce(torch.ones(2, dtype=torch.int64), "mean"), "no mean"),
+        (calls.AllReduce(torch.ones(2, dtype=torch.complex64)), "cannot be reduced"),
+        (calls.AllReduce(torch.ones(2, device="meta")), "dense tensors of the CPU"),
+        (calls.AllGather(torch.ones(3), torch.ones(2)), "do not fit"),
+        (calls.AllGather(torch.ones(4), torch.ones(2, dtype=torch.int32)), "do not fit"),
+        (calls.ReduceScatter(torch.ones(2), torch.ones(5)), "do not fit"),
+        (calls.AllToAll(torch.ones(3), torch.ones(3)), "no equal parts"),
+        (calls.Broadcast(torch.ones(2), root=2), "no such rank"),
+        (calls.Send(torch.ones(2), peer=-1), "no such rank"),
+        (calls.Gather(torch.ones(2)), "needs an output"),
+        (calls.Scatter(torch.ones(2)), "needs a tensor"),
+        (calls.NeighbourAllGather(torch.ones(2), torch.ones(2), ((1,),)), "graph does not fit"),
+        (calls.NeighbourAllReduce(torch.ones(2), ((1,), ()), ((1.0,), (1.0,))), "weights do not fit"),
+        (calls.NeighbourAllReduce(torch.ones(2, dtype=torch.int32), ((), ()), ((1.0,), (1.0,))), "floating-point"),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_before_it_starts(call: calls.Call, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        lower(call, rank=0, size=2)
+
+
+def test_an_invitation_is_for_one_life_of_a_process() -> None:
+    descriptor = os.memfd_create("test")
+    start_time = read_start_time(os.getpid())
+    assert start_time is not None
+    invitation = Invitation(os.getpid(), start_time, descriptor)
+    assert Invitation.parse(str(invitation)) == invitation
+    opened = invitation.open()
+    assert opened is not None
+    os.close(opened)
+    assert Invitation(os.getpid(), start_time + 1, descriptor).open() is None
+    os.close(descriptor)
+    assert invitation.open() is None
+
+
+def test_without_a_compiler_the_python_engine_takes_over_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from weft.distributed.group.shared_memory import native
+
+    native.load_library.cache_clear()
+    monkeypatch.setenv("WEFT_NO_COMPILER", "1")
+    with pytest.warns(UserWarning, match="shared memory runs in Python"):
+        group = SharedMemoryGroup(tmp_path, 0, 1)
+    group.barrier()
+    group.close()
+
+
+def test_a_rank_beyond_the_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such rank"):
+        SharedMemoryGroup(tmp_path, 2, 2)

@@ -1,0 +1,104 @@
+"""What the tests of placements share: parameters, gradients, and a group that reduces in the order of ranks."""
+
+from collections.abc import Mapping
+from typing import final
+
+import torch
+from torch import Tensor
+
+from weft.distributed.group.calls import AllReduce, Call, Reduce
+from weft.distributed.group.clock import AbstractClock
+from weft.distributed.group.group import AbstractGroup, AbstractWork, DoneWork
+from weft.distributed.placement import AbstractExchange
+from weft.training.optimizers import SGD, AbstractOptimizer, Optimizer, OptimizerState
+from weft.training.replicas import Update
+
+__all__ = ["RankOrderGroup", "gradients_of_rank", "make_parameters", "make_update", "run_step"]
+
+SHAPES = {"w1": (6, 5), "b1": (6,), "w2": (3, 6), "b2": (3,), "scale": ()}
+
+
+def make_parameters(
+    dtype: torch.dtype = torch.float32, shapes: Mapping[str, tuple[int, ...]] = SHAPES
+) -> dict[str, Tensor]:
+    """The same values whenever they are asked for."""
+    generator = torch.Generator().manual_seed(11)
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for name, shape in shapes.items()
+    }
+
+
+def gradients_of_rank(parameters: Mapping[str, Tensor], rank: int, step: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return {
+        name: torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p.dtype)
+        for name, p in parameters.items()
+    }
+
+
+def make_update(
+    parameters: Mapping[str, Tensor],
+    optimizer: AbstractOptimizer | None = None,
+    state: OptimizerState | None = None,
+    clip_norm: float | None = None,
+) -> Update:
+    optimizer = optimizer or Optimizer(SGD(), lr=1.0)
+    return Update(optimizer, parameters, state or optimizer.init(parameters), optimizer.lr, clip_norm)
+
+
+def run_step(
+    exchange: AbstractExchange, gradients: Mapping[str, Tensor | None], weight: float, update: Update, loss: float = 0.0
+) -> tuple[float, OptimizerState]:
+    """Gradients are added as backward would, the last parameter's first."""
+    exchange.begin(weight)
+    for name in reversed(gradients):
+        exchange.add(name, gradients[name])
+    return exchange.finish(loss, update)
+
+
+@final
+class RankOrderGroup(AbstractGroup):
+    """Wraps a group: both reductions sum ((x0 + x1) + x2) + ..., as the kinds that reduce by themselves do."""
+
+    def __init__(self, inner: AbstractGroup) -> None:
+        self._inner = inner
+
+    @property
+    def rank(self) -> int:
+        return self._inner.rank
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
+
+    @property
+    def generation(self) -> int:
+        return self._inner.generation
+
+    @property
+    def clock(self) -> AbstractClock:
+        return self._inner.clock
+
+    def start(self, call: Call) -> AbstractWork:
+        if not isinstance(call, AllReduce | Reduce):
+            return self._inner.start(call)
+        everyone = call.tensor.new_empty((self.size, *call.tensor.shape))
+        self._inner.all_gather(everyone, call.tensor.unsqueeze(0))
+        total = everyone[0].clone()
+        for tensor in everyone[1:]:
+            total += tensor
+        if call.op == "mean":
+            total /= self.size
+        if isinstance(call, AllReduce) or call.root == self.rank:
+            call.tensor.copy_(total)
+        return DoneWork()
+
+    def split(self, colour: int, key: int) -> AbstractGroup:
+        return RankOrderGroup(self._inner.split(colour, key))
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        return self._inner.empty(shape, dtype)
+
+    def close(self) -> None:
+        self._inner.close()

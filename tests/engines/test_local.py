@@ -1,0 +1,183 @@
+"""Ranks as processes: results in order, the first failure told first, and nothing left behind."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from weft.engines import local
+from weft.engines.local import find_cause, run_ranks, threads_per_rank
+from weft.engines.program import Failure, Program
+from weft.errors import RankFailedError
+
+DEADLINE_SECONDS = 20
+
+
+@pytest.fixture(autouse=True)
+def no_folder_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever happens to the ranks, the launcher removes their meeting folder."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+def program(name: str, **arguments: object) -> Program:
+    return Program(f"tests.processes.plain:{name}", arguments)
+
+
+def read_pids(pipe: Path, num_ranks: int) -> dict[int, int]:
+    """The process of each rank, when all have checked in."""
+    pids: dict[int, int] = {}
+    while len(pids) < num_ranks:
+        with pipe.open() as file:
+            pids |= {int(rank): int(pid) for rank, pid in map(str.split, file)}
+    return pids
+
+
+def wait_for_end(pid: int) -> None:
+    """Return when the process is gone, which is not our child."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        assert poll.poll(1000 * DEADLINE_SECONDS), f"process {pid} is still there"
+    finally:
+        os.close(descriptor)
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@contextmanager
+def use_launcher(function: str, num_ranks: int, pipe: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.processes.plain", function, str(num_ranks), str(pipe)]
+    environment = {**os.environ, "TMPDIR": str(pipe.parent)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_results_come_back_in_rank_order() -> None:
+    results = run_ranks(program("tell", word="weft"), 3)
+    assert [(r["word"], r["rank"], r["size"]) for r in results] == [("weft", rank, 3) for rank in range(3)]
+    assert not any(is_running(r["pid"]) for r in results)
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "exit_code"),
+    [
+        ("value", "rank 1 of 3: seven is not six", 3),
+        ("usage", "rank 1 of 3: no such thing", 2),
+        ("exit", "rank 1 of 3: ended with exit code 7 and no result", 7),
+        ("exit without result", "rank 1 of 3: ended with exit code 0 and no result", 3),
+    ],
+)
+def test_the_failure_shown_is_the_cause_and_not_a_witness(how: str, text: str, exit_code: int) -> None:
+    with pytest.raises(RankFailedError, match=text) as failure:
+        run_ranks(program("fail", rank=1, how=how), 3)
+    assert (failure.value.rank, failure.value.exit_code) == (1, exit_code)
+    assert ("ValueError: seven is not six" in failure.value.rank_traceback) == (how == "value")
+
+
+def test_an_unknown_program_is_told_by_its_rank() -> None:
+    with pytest.raises(RankFailedError, match=r"rank 0 of 1: .*nothing_here"):
+        run_ranks(Program("tests.processes.plain:nothing_here", {}), 1)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_rank_is_named_and_ends_all(victim: int, pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others, which notice nothing, are ended too, and are not blamed for it."""
+    monkeypatch.setattr(local, "GRACE_SECONDS", 0.1)
+    pids: dict[int, int] = {}
+
+    def kill_one() -> None:
+        pids.update(read_pids(pipe, 3))
+        os.kill(pids[victim], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    with pytest.raises(RankFailedError, match=f"rank {victim} of 3: ended by SIGKILL") as failure:
+        run_ranks(program("wait_for_signal", pipe=str(pipe)), 3)
+    killer.join()
+    assert failure.value.rank == victim
+    assert not any(map(is_running, pids.values()))
+
+
+def test_an_interrupt_ends_all_ranks(pipe: Path) -> None:
+    with use_launcher("wait_for_signal", 2, pipe) as launcher:
+        pids = read_pids(pipe, 2)
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.communicate(timeout=DEADLINE_SECONDS)[0] == "interrupted\n"
+    assert not any(map(is_running, pids.values()))
+    assert not list(pipe.parent.glob("weft-ranks-*"))
+
+
+def test_an_interrupt_reaches_the_first_rank_that_is_still_there(pipe: Path) -> None:
+    with use_launcher("stop_when_interrupted", 2, pipe) as launcher:
+        wait_for_end(read_pids(pipe, 2)[0])
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.communicate(timeout=DEADLINE_SECONDS)[0] == "['done', 'stopped']\n"
+
+
+def test_a_second_interrupt_ends_ranks_that_survive_the_first(pipe: Path) -> None:
+    with use_launcher("survive_interrupts", 2, pipe) as launcher:
+        pids = read_pids(pipe, 2)
+        launcher.send_signal(signal.SIGINT)
+        assert read_pids(pipe, 1) == {0: pids[0]}
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.communicate(timeout=DEADLINE_SECONDS)[0] == "interrupted\n"
+    assert not any(map(is_running, pids.values()))
+
+
+def test_ranks_die_with_a_launcher_that_is_killed(pipe: Path) -> None:
+    with use_launcher("wait_for_signal", 2, pipe) as launcher:
+        pids = read_pids(pipe, 2)
+        launcher.kill()
+        for pid in pids.values():
+            wait_for_end(pid)
+
+
+def test_ranks_can_be_started_from_any_thread() -> None:
+    """Signals are the main thread's business; asking for them elsewhere is an error in Python."""
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.extend(run_ranks(program("tell", word="aside"), 1)))
+    thread.start()
+    thread.join()
+    assert len(results) == 1
+
+
+def test_the_cause_is_the_first_that_is_no_witness() -> None:
+    def failure(rank: int, moment: float, is_witness: bool) -> Failure:
+        return Failure(rank, moment, "", "", "", 3, is_witness)
+
+    assert find_cause([failure(0, 1.0, True), failure(1, 3.0, False), failure(2, 2.0, False)]).rank == 2
+    assert find_cause([failure(0, 2.0, True), failure(1, 1.0, True)]).rank == 1
+
+
+def test_threads_are_shared_among_ranks() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert threads_per_rank(1) == cores
+    assert threads_per_rank(100 * cores) == 1

@@ -1,0 +1,61 @@
+"""Rank programs: import paths and JSON, and the notes that a rank leaves."""
+
+from pathlib import Path
+
+import pytest
+
+from weft.engines.program import INTERRUPTED, Program, has_result, read_failure, read_result, run_rank
+
+
+def run(folder: Path, path: str, **arguments: object) -> int:
+    Program(path, arguments).write(folder)
+    return run_rank(folder, 0)
+
+
+def test_a_program_survives_its_file(tmp_path: Path) -> None:
+    program = Program("math:hypot", {"x": [1, 2.5, None, "é"]})
+    program.write(tmp_path)
+    assert Program.read(tmp_path) == program
+
+
+def test_the_result_is_left_in_the_folder(tmp_path: Path) -> None:
+    assert run(tmp_path, "json:dumps", obj={"a": 1}) == 0
+    assert read_result(tmp_path, 0) == '{"a": 1}'
+    assert has_result(tmp_path, 0)
+    assert read_failure(tmp_path, 0) is None
+
+
+def test_a_failure_is_left_with_its_traceback(tmp_path: Path) -> None:
+    assert run(tmp_path, "json:loads", s="{") == 3
+    failure = read_failure(tmp_path, 0)
+    assert failure is not None
+    assert (failure.rank, failure.kind, failure.exit_code) == (0, "JSONDecodeError", 3)
+    assert "in loads" in failure.traceback
+    assert not has_result(tmp_path, 0)
+
+
+def test_a_result_that_json_cannot_hold_is_a_failure(tmp_path: Path) -> None:
+    assert run(tmp_path, "builtins:object") == 3
+    failure = read_failure(tmp_path, 0)
+    assert failure is not None
+    assert "JSON serializable" in failure.text
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "is_witness"),
+    [("value", 3, False), ("usage", 2, False), ("lost", 3, True)],
+)
+def test_a_witness_is_told_from_a_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, exit_code: int, is_witness: bool
+) -> None:
+    monkeypatch.setenv("WEFT_RANK", "0")
+    rank = 1 if error == "lost" else 0
+    assert run(tmp_path, "tests.processes.plain:fail", rank=rank, how=error) == exit_code
+    failure = read_failure(tmp_path, 0)
+    assert failure is not None
+    assert failure.is_witness == is_witness
+
+
+def test_an_interrupt_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    assert run(tmp_path, "tests.processes.plain:interrupt_itself") == INTERRUPTED
+    assert read_failure(tmp_path, 0) is None

@@ -1,0 +1,78 @@
+"""Rank programs that need no torch, so that they start at once."""
+
+import os
+import signal
+import sys
+from typing import Any
+
+from weft.engines import local
+from weft.engines.program import Program
+from weft.errors import PeerLostError, UsageError
+
+
+def own_rank() -> int:
+    return int(os.environ["WEFT_RANK"])
+
+
+def tell(word: str) -> dict[str, Any]:
+    return {"word": word, "rank": own_rank(), "size": int(os.environ["WEFT_SIZE"]), "pid": os.getpid()}
+
+
+def fail(rank: int, how: str) -> str:
+    """One rank fails at once; the others see that it is gone, as a group would, and say so."""
+    if own_rank() != rank:
+        raise PeerLostError(f"rank {rank} is lost", rank)
+    match how:
+        case "value":
+            raise ValueError("seven is not six")
+        case "usage":
+            raise UsageError("no such thing (name: x); use y")
+        case "exit":
+            sys.exit(7)
+        case "exit without result":
+            sys.exit(0)
+        case _:
+            raise AssertionError(how)
+
+
+def interrupt_itself() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def check_in(pipe: str) -> None:
+    """Tell the test, over its pipe, that this rank is there."""
+    with open(pipe, "w") as file:
+        file.write(f"{own_rank()} {os.getpid()}\n")
+
+
+def wait_for_signal(pipe: str) -> None:
+    """Go on until a signal ends it."""
+    check_in(pipe)
+    while True:
+        signal.pause()
+
+
+def survive_interrupts(pipe: str) -> None:
+    """Check in again whenever an interrupt comes."""
+    signal.signal(signal.SIGINT, lambda *_: check_in(pipe))
+    wait_for_signal(pipe)
+
+
+def stop_when_interrupted(pipe: str) -> str:
+    """Rank 0 ends by itself; the others end well when they are interrupted."""
+    asked: list[bool] = []
+    signal.signal(signal.SIGINT, lambda *_: asked.append(True))
+    check_in(pipe)
+    while own_rank() > 0 and not asked:
+        signal.pause()
+    return "stopped" if asked else "done"
+
+
+if __name__ == "__main__":
+    # A launcher: python -m tests.processes.plain FUNCTION RANKS PIPE
+    local.GRACE_SECONDS = 0.2
+    function, num_ranks, pipe = sys.argv[1:]
+    try:
+        print(local.run_ranks(Program(f"tests.processes.plain:{function}", {"pipe": pipe}), int(num_ranks)))
+    except KeyboardInterrupt:
+        print("interrupted")
