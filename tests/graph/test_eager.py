@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from tests.graph.cases import CASES
 from tests.graph.contract import CHECKS, Subject, take
 from weft.graph import EagerExecutor
-from weft.graph.torch_private import shares_memory
+from weft.torch_private import shares_memory
 
 MLP = CASES[0]
 

@@ -16,9 +16,9 @@ from weft.training.run import run_recipe
 SHORT = {
     "digits_mlp": {"epochs": "0.2"},
     "digits_cnn": {"epochs": "0.2"},
-    "fashion_cnn": {"epochs": "0.3", "data.limit": "640"},
-    "pydoc_lstm": {"epochs": "0.004"},
-    "pydoc_gpt": {"epochs": "0.004"},
+    "fashion_cnn": {"epochs": "0.3", "data.limit": "640", "evaluate_every": "9"},
+    "pydoc_lstm": {"epochs": "0.02"},
+    "pydoc_gpt": {"epochs": "0.02"},
     "heat_regression": {"epochs": "0.1"},
 }
 

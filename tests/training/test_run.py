@@ -195,6 +195,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(
 def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="batch"):
         run(tiny(batch_size=100000), tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "a run that never began leaves nothing in the way of the next"
 
 
 def test_a_full_disk_ends_training_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,8 +141,12 @@ class _Watcher:
             work.resolve()
 
 
+# torch's stubs list further overloads that nothing calls on a backend.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
 @final
-class WeftProcessGroup(dist.ProcessGroup):
+class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """torch's calls, translated. A dead peer raises weft.errors.PeerLostError out of `wait`."""
 
     def __init__(self, group: AbstractGroup) -> None:

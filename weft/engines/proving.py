@@ -15,9 +15,9 @@ from weft.engines.meeting import meet
 from weft.engines.place import find_place
 from weft.engines.program import Program
 from weft.specs import parse_plan
+from weft.torch_private import use_determinism
 from weft.training.build import build_splits, check_recipe
 from weft.training.recipe import Recipe
-from weft.training.run import use_determinism
 
 __all__ = ["prove", "trace_rank"]
 

@@ -22,8 +22,8 @@ from weft.distributed.placement.carry_out import with_topology
 from weft.engines.meeting import meet
 from weft.engines.place import find_place
 from weft.errors import PlanError, UsageError
-from weft.graph.torch_private import shares_memory
 from weft.specs import parse_plan
+from weft.torch_private import shares_memory
 from weft.training.sampling import share
 
 __all__ = ["weave"]

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from weft.graph.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
 from weft.graph.finite import first_bad_in_forward, first_bad_of
-from weft.graph.torch_private import shares_memory
 from weft.specs import Batch
+from weft.torch_private import shares_memory
 
 __all__ = ["EagerExecutor"]
 

@@ -16,6 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from weft.torch_private import leave_compiler_alone
+
 __all__ = ["UncountedFlopsWarning", "count_flops", "measured_peak", "share_of_peak"]
 
 PEAK_SECONDS = 0.3
@@ -137,6 +139,7 @@ def _is_uncounted(operator: Any) -> bool:
     return namespace not in ("aten", "prim", "prims", "profiler") or HEAVY.match(name) is not None
 
 
+@leave_compiler_alone
 class _OperatorNames(TorchDispatchMode):
     """Every operator that runs in the block."""
 

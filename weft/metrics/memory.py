@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from weft.torch_private import leave_compiler_alone
+
 __all__ = ["MemoryPeak", "use_process_memory_peak", "use_tensor_memory_peak"]
 
 
@@ -78,6 +80,7 @@ def use_tensor_memory_peak(device: torch.device | str = "cpu") -> Iterator[Memor
         yield peak
 
 
+@leave_compiler_alone
 class _StorageWatch(TorchDispatchMode):
     """Keeps account of storages, not of tensors: views share one, and a storage lives as long as autograd needs it."""
 

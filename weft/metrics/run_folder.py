@@ -35,6 +35,13 @@ class RunFolder:
     def checkpoint(self) -> Path:
         return self.path / "checkpoint"
 
+    def discard(self) -> None:
+        """Remove a run that never began. A folder that holds anything else stays."""
+        self.record_file.unlink(missing_ok=True)
+        self.log_file.unlink(missing_ok=True)
+        if self.path.is_dir() and next(self.path.iterdir(), None) is None:
+            self.path.rmdir()
+
     def append_log(self, entry: Mapping[str, Any]) -> None:
         """Add one line to the log. Only one process of a run may do so."""
         line = json.dumps(encode_json(entry), allow_nan=False) + "\n"

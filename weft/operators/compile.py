@@ -4,13 +4,15 @@ The key of the cache covers the sources, the flags, the compiler's version and t
 is never used where it does not belong.
 """
 
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -32,7 +34,9 @@ def compile_library(sources: Sequence[Path], *, flags: Sequence[str] = FLAGS) ->
     key = _key([path.read_bytes() for path in sources], [*flags, _version(compiler), _processor()])
     library = cache_folder() / f"{sources[0].stem}-{key}.so"
     if not library.exists():
-        _build(compiler, sources[0], flags, library)
+        with _use_turn(library.parent):
+            if not library.exists():
+                _build(compiler, sources[0], flags, library)
     return library
 
 
@@ -53,6 +57,24 @@ def cache_folder() -> Path:
     """Where compiled libraries are kept: XDG_CACHE_HOME or ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "weft"
+
+
+@contextmanager
+def _use_turn(folder: Path) -> Iterator[None]:
+    """One process compiles while the others that want the same wait for it. Where there are no locks, all compile."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # the build will say why
+        yield
+        return
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _build(compiler: str, source: Path, flags: Sequence[str], library: Path) -> None:

@@ -1,17 +1,16 @@
 """Running a recipe: every repetition trained, recorded, checkpointed and, if need be, resumed."""
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
-from weft.errors import DivergedError, RunFolderError
+from weft.errors import DivergedError, RunFolderError, UsageError
 from weft.metrics.record import Repetition, RunRecord
 from weft.metrics.record_file import new_record, read_record, write_record
 from weft.metrics.run_folder import RunFolder
+from weft.torch_private import use_determinism
 from weft.training.build import build_splits, build_task, check_recipe
 from weft.training.checkpoint import Snapshot, latest_checkpoint
 from weft.training.checkpointer import Checkpointer
@@ -49,7 +48,11 @@ def run_recipe(
     check_recipe(recipe)
     record = new_record(recipe.name, recipe.to_dict(), recipe.fixed_hash)
     record = replace(record, repetitions=tuple(Repetition(seed, "running", "", "") for seed in seeds))
-    return _run_what_is_left(recipe, record, folder, listeners, replicas or SoloReplicas())
+    try:
+        return _run_what_is_left(recipe, record, folder, listeners, replicas or SoloReplicas())
+    except UsageError:  # missing data, a batch larger than them: nothing has begun, so nothing stays
+        folder.discard()
+        raise
 
 
 def resume_run(
@@ -89,6 +92,7 @@ def _run_what_is_left(
         record = replace(record, repetitions=(*record.repetitions[:i], ended, *record.repetitions[i + 1 :]))
         write()
         if ended.status == "interrupted":
+            replicas.sum(torch.zeros(1))  # a launcher that sees one rank leave may end the others: rank 0 writes first
             raise KeyboardInterrupt
     record = replace(record, verdicts=judge(recipe.rules, record))
     write()
@@ -162,17 +166,3 @@ def _in_turn(listeners: Sequence[Listener]) -> Listener:
             listener(event)
 
     return emit
-
-
-@contextmanager
-def use_determinism() -> Iterator[None]:
-    """Same seed, same bits: refuse operators that cannot promise it, without paying for filled memory."""
-    settings: Any = torch.utils.deterministic
-    before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    settings.fill_uninitialized_memory = False
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0])
-        settings.fill_uninitialized_memory = before[1]

@@ -25,7 +25,7 @@ def make_parameters(
     generator = torch.Generator().manual_seed(11)
     return {
         name: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-        for name, shape in shapes.items()
+        for name, shape in SHAPES.items()
     }
 
 
@@ -52,7 +52,7 @@ def run_step(
 ) -> tuple[float, OptimizerState]:
     """Gradients are added as backward would, the last parameter's first."""
     exchange.begin(weight)
-    for name in reversed(gradients):
+    for name in reversed(list(gradients)):
         exchange.add(name, gradients[name])
     return exchange.finish(loss, update)
 

@@ -23,6 +23,8 @@ __all__ = ["Action", "Scheduler", "StoppedError"]
 
 Action = Callable[[], None]
 
+SIGNAL_SECONDS = 0.2
+
 
 class StoppedError(BaseException):
     """The run is over; unwinds a rank's thread. Not an Exception, so that no program takes it for its own."""
@@ -134,7 +136,9 @@ class Scheduler:
         self._pass_on()
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
-            self._all_over.acquire()
+            # A signal that comes just before a wait without end does not wake it, and its handler never runs.
+            while not self._all_over.acquire(timeout=SIGNAL_SECONDS):
+                pass
         except BaseException as error:  # Ctrl-C: the rank that runs stops at its next call
             self.fail(None, error)
             self._all_over.acquire()
