@@ -8,7 +8,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 .PHONY: demo test check data format clean
 
 demo: .venv/runtime
-	$(BIN)/weft run digits_mlp --out runs/demo-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/weft run digits_mlp --workers 2 --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: .venv/dev data check
 	$(BIN)/python -m pytest

@@ -240,3 +240,14 @@ def test_determinism_is_switched_back(tmp_path: Path) -> None:
     run(tiny(), tmp_path / "run")
     assert not torch.are_deterministic_algorithms_enabled()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_autocast_computes_in_another_type_and_keeps_float32_parameters(tmp_path: Path) -> None:
+    plain, cast = (
+        run(tiny(**settings), tmp_path / name).repetitions[0].series["train/loss"]
+        for name, settings in {"plain": {}, "cast": {"executor__autocast": "bfloat16"}}.items()
+    )
+    assert cast != plain
+    assert cast == pytest.approx(plain, rel=0.05)
+    with pytest.raises(UsageError, match="executor.autocast: 'int8'"):
+        run(tiny(executor__autocast="int8"), tmp_path / "int8")

@@ -87,7 +87,7 @@ def _join(group: AbstractGroup, make_job: Callable[[int | None], Job], *, quiet:
 
 def _train(job: Job, group: AbstractGroup, *, quiet: bool) -> None:
     """Be this rank of the job. Rank 0 shows the progress of all."""
-    replicas = carry_out(parse_plan(job.recipe.mutable.plan), group)
+    replicas = carry_out(parse_plan(job.recipe.mutable.plan), group, buffers=job.recipe.mutable.buffers)
     console = error_console()
     console.quiet = group.rank > 0
     with use_progress(console, [f"seed {seed}" for seed in job.seeds], quiet=quiet or group.rank > 0) as listener:

@@ -109,6 +109,11 @@ def _add(total: dict[str, Tensor | None], found: Mapping[str, Tensor | None], we
 def compare_traces(ranks: Sequence[Trace], reference: Trace, tolerance: float = 1e-5) -> Proof:
     """Replicas must be equal to the last bit; the reference is met to the last bit, or else to the tolerance."""
     num_steps = len(reference)
+    expected_names = [step.keys() for step in reference]
+    for rank, trace in enumerate(ranks):
+        if [step.keys() for step in trace] != expected_names:
+            finding = f"rank {rank} did not trace the steps and tensors of the reference"
+            return Proof(False, False, num_steps, math.inf, tolerance, finding)
     for step in range(num_steps):
         for rank, trace in enumerate(ranks):
             name = _first_difference(trace[step], ranks[0][step])

@@ -46,7 +46,7 @@ def _open(options: Any, backend_options: Any) -> "WeftProcessGroup":
 class StoreRendezvous(AbstractRendezvous):
     """Through the store that torch hands to a backend, which is new for every group."""
 
-    def __init__(self, store: dist.Store) -> None:
+    def __init__(self, store: Any) -> None:
         self._store = store
 
     def publish(self, invitation: Invitation) -> None:
@@ -111,7 +111,7 @@ class WeftWork(dist.Work):
         try:
             self.wait()
         except Exception as error:
-            self._future.set_exception(error)
+            self._future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
         else:
             self._future.set_result(self._result)
 

@@ -20,11 +20,15 @@ class EagerExecutor(AbstractExecutor):
 
         backward:   loss <- layer 3 <- layer 2 <- layer 1
         on_gradient:          |          |          |        each as soon as autograd has accumulated it
+
+    Args:
+        autocast: the type in which matrix products are computed, by torch's rules (bfloat16 on CPU); None is as it is.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss) -> None:
+    def __init__(self, module: nn.Module, loss: Loss, *, autocast: torch.dtype | None = None) -> None:
         self._module = module
         self._loss = loss
+        self._autocast = autocast
         self._sink: GradientSink | None = None
         self._parameters = dict(module.named_parameters())
         self._buffers = dict(module.named_buffers())
@@ -45,8 +49,9 @@ class EagerExecutor(AbstractExecutor):
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(state.random)
             try:
-                predictions = self._module(*batch.inputs)
-                loss = self._loss(predictions, *batch.targets)
+                with self._use_autocast():
+                    predictions = self._module(*batch.inputs)
+                    loss = self._loss(predictions, *batch.targets)
                 loss.backward()
             finally:
                 self._sink = None
@@ -60,8 +65,9 @@ class EagerExecutor(AbstractExecutor):
         self._module.eval()
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.set_rng_state(state.random)
-            predictions = self._module(*batch.inputs)
-            return Outputs(self._loss(predictions, *batch.targets), predictions)
+            with self._use_autocast():
+                predictions = self._module(*batch.inputs)
+                return Outputs(self._loss(predictions, *batch.targets), predictions)
 
     def first_bad_tensor(self, state: State, batch: Batch) -> str | None:
         self._adopt(state)
@@ -78,6 +84,10 @@ class EagerExecutor(AbstractExecutor):
             finally:
                 for name, buffer in self._buffers.items():
                     buffer.copy_(buffers[name])
+
+    def _use_autocast(self) -> torch.autocast:
+        device = next(iter(self._parameters.values())).device.type if self._parameters else "cpu"
+        return torch.autocast(device, dtype=self._autocast, enabled=self._autocast is not None)
 
     def _hand_over(self, name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:

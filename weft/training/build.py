@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import nn
@@ -26,8 +27,10 @@ from weft.training.schedules import SCHEDULES
 __all__ = ["EXECUTORS", "build_splits", "build_task", "check_recipe", "derive_seed"]
 
 
-def _eager(module: nn.Module, loss: Loss) -> AbstractExecutor:
-    return EagerExecutor(module, loss)
+def _eager(
+    module: nn.Module, loss: Loss, *, autocast: Literal["none", "bfloat16", "float16"] = "none"
+) -> AbstractExecutor:
+    return EagerExecutor(module, loss, autocast=None if autocast == "none" else getattr(torch, autocast))
 
 
 def _reference(module: nn.Module, loss: Loss) -> AbstractExecutor:

@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from weft.errors import RecipeError, nearest
 from weft.metrics.metric import Rule
@@ -42,6 +42,7 @@ class Mutable:
     sampler: Component = field(default_factory=lambda: Component("shuffled"))
     executor: Component = field(default_factory=lambda: Component("eager"))
     plan: str = "data=1"
+    buffers: Literal["mean", "rank"] = "mean"  # running statistics before an evaluation: averaged, or each rank's own
     accumulate: int = 1  # micro-batches that a batch is cut into
     clip_norm: float | None = None  # of all gradients together
     checkpoint_steps: int | None = None

@@ -34,7 +34,8 @@ class Update:
 
     def apply(self, gradients: Mapping[str, Tensor | None]) -> OptimizerState:
         if self.clip_norm is not None:
-            gradients = clip_by_norm(gradients, self.clip_norm)
+            # In the model's order, not in that of arrival: the norm of the norms has the same bits on every path.
+            gradients = clip_by_norm({name: gradients.get(name) for name in self.parameters}, self.clip_norm)
         return self.optimizer.update(gradients, self.parameters, self.state, self.lr)
 
 

@@ -1,6 +1,6 @@
 """From a plan and a group to the replicas that carry it out."""
 
-from typing import cast
+from typing import Literal, cast
 
 from weft.distributed.collectives import AlgorithmChoice, AlgorithmName, MessageGroup, probe
 from weft.distributed.group.group import AbstractGroup
@@ -12,7 +12,7 @@ from weft.training.replicas import AbstractReplicas, SoloReplicas
 __all__ = ["carry_out", "with_topology"]
 
 
-def carry_out(plan: Plan, group: AbstractGroup) -> AbstractReplicas:
+def carry_out(plan: Plan, group: AbstractGroup, *, buffers: Literal["mean", "rank"] = "mean") -> AbstractReplicas:
     """The replicas of the plan, one per rank of the group. A collective call.
 
     Raises:
@@ -21,7 +21,7 @@ def carry_out(plan: Plan, group: AbstractGroup) -> AbstractReplicas:
     if plan.num_ranks != group.size:
         numbers = f"plan: {plan.num_ranks}, ranks: {group.size}"
         raise PlanError(f"plan needs another number of ranks than there are ({numbers}); --workers {group.size}")
-    return SoloReplicas() if group.size == 1 else DataParallel(with_topology(group, plan), plan)
+    return SoloReplicas() if group.size == 1 else DataParallel(with_topology(group, plan), plan, buffers=buffers)
 
 
 def with_topology(group: AbstractGroup, plan: Plan) -> AbstractGroup:

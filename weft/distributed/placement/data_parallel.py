@@ -1,7 +1,7 @@
 """Synchronous data parallelism: every rank a replica, all of them equal to the last bit after every step."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import final
+from typing import Literal, final
 
 import torch
 from torch import Tensor
@@ -22,10 +22,15 @@ __all__ = ["DataParallel"]
 
 @final
 class DataParallel(AbstractReplicas):
-    """The ranks of a group as replicas; the plan's topology says through whom gradients go."""
+    """The ranks of a group as replicas; the plan's topology says through whom gradients go.
 
-    def __init__(self, group: AbstractGroup, plan: Plan) -> None:
+    Args:
+        buffers: what becomes of running statistics before they are evaluated: their "mean", or each "rank" keeps its own.
+    """
+
+    def __init__(self, group: AbstractGroup, plan: Plan, *, buffers: Literal["mean", "rank"] = "mean") -> None:
         self._group = group
+        self._buffers = buffers
         self._plan = plan
         self._exchange: AbstractExchange | None = None
 
@@ -76,7 +81,8 @@ class DataParallel(AbstractReplicas):
     @torch.no_grad()
     def align(self, buffers: Mapping[str, Tensor]) -> None:
         """Running statistics become their mean over ranks; counters, which are whole numbers, become rank 0's."""
-        self._run_all(lambda t: AllReduce(t, "mean") if t.is_floating_point() else Broadcast(t), buffers.values())
+        if self._buffers == "mean":
+            self._run_all(lambda t: AllReduce(t, "mean") if t.is_floating_point() else Broadcast(t), buffers.values())
 
     def _run_all(self, call: Callable[[Tensor], Call], tensors: Iterable[Tensor]) -> None:
         works = [self._group.start(call(tensor)) for tensor in tensors]

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from weft.distributed.group.shared_memory.request import Request
 
-__all__ = ["AbstractEngine", "Outcome", "Reason", "Timing"]
+__all__ = ["AbstractEngine", "Outcome", "Reason", "Seat", "Timing"]
 
 
 class Reason(IntEnum):
@@ -39,6 +39,21 @@ class Timing:
     begun: int
     ended: int
     waited: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """An engine's place among its peers.
+
+    `pidfds` are descriptors of all ranks' processes, in rank order. With a core for every rank, one that waits may spin.
+    """
+
+    rank: int
+    size: int
+    arena_bytes: int
+    pidfds: tuple[int, ...]
+    timeout: float  # seconds
+    may_spin: bool
 
 
 class AbstractEngine(ABC):

@@ -8,7 +8,7 @@ import mmap
 import select
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import final
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.distributed.group.shared_memory import request as codes
-from weft.distributed.group.shared_memory.engine import AbstractEngine, Outcome, Reason, Timing
+from weft.distributed.group.shared_memory.engine import AbstractEngine, Outcome, Reason, Seat, Timing
 from weft.distributed.group.shared_memory.request import Request
 from weft.distributed.group.shared_memory.segment import ROLL_BYTES
 from weft.distributed.group.shared_memory.torch_reduce import reduce_in_order, reduce_weighted
@@ -90,11 +90,10 @@ class _MismatchError(Exception):
 
 @final
 class PythonEngine(AbstractEngine):
-    """One rank's engine over `memory`. `pidfds` are descriptors of all ranks' processes, in rank order."""
+    """One rank's engine over `memory`."""
 
-    def __init__(
-        self, memory: mmap.mmap, rank: int, size: int, *, arena_bytes: int, pidfds: Sequence[int], timeout: float
-    ) -> None:
+    def __init__(self, memory: mmap.mmap, seat: Seat) -> None:
+        rank, size = seat.rank, seat.size
         layout = _Layout(size)
         counters = np.frombuffer(memory, np.int64, layout.num_counters, ROLL_BYTES)
         self._failure = counters[:1]
@@ -104,7 +103,7 @@ class PythonEngine(AbstractEngine):
         stages, packets = data.split([size * 2 * STAGE_BYTES, layout.arenas - layout.packets])
         self._stages = stages.view(size, 2, STAGE_BYTES)
         self._packets = packets.view(size, size, PACKET_HEAD + PACKET_BYTES)
-        self._rank, self._size, self._pidfds, self._timeout = rank, size, pidfds, timeout
+        self._rank, self._size, self._pidfds, self._timeout = rank, size, seat.pidfds, seat.timeout
         self._round = 0
         self._inboxes = [_Inbox() for _ in range(size)]
         self._collectives: list[_Open] = []

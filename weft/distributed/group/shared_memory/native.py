@@ -2,13 +2,11 @@
 
 import ctypes
 import mmap
-import os
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, final
 
-from weft.distributed.group.shared_memory.engine import AbstractEngine, Outcome, Reason, Timing
+from weft.distributed.group.shared_memory.engine import AbstractEngine, Outcome, Reason, Seat, Timing
 from weft.distributed.group.shared_memory.request import Request
 from weft.operators.compile import compile_library
 
@@ -58,11 +56,9 @@ def arena_offset(size: int, arena_bytes: int, rank: int) -> int:
 
 @final
 class NativeEngine(AbstractEngine):
-    """One rank's engine over `memory`. `pidfds` are descriptors of all ranks' processes, in rank order."""
+    """One rank's engine over `memory`."""
 
-    def __init__(
-        self, memory: mmap.mmap, rank: int, size: int, *, arena_bytes: int, pidfds: Sequence[int], timeout: float
-    ) -> None:
+    def __init__(self, memory: mmap.mmap, seat: Seat) -> None:
         functions = load_library()
         self._start = functions["weft_start"]
         self._wait = functions["weft_wait"]
@@ -73,9 +69,14 @@ class NativeEngine(AbstractEngine):
         self._forget = functions["weft_forget"]
         self._memory: mmap.mmap | None = memory  # mapped for as long as the engine runs
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        may_spin = size <= len(os.sched_getaffinity(0))
         self._engine: int | None = functions["weft_open"](
-            base, size, arena_bytes, rank, (ctypes.c_int * size)(*pidfds), int(timeout * 1e9), may_spin
+            base,
+            seat.size,
+            seat.arena_bytes,
+            seat.rank,
+            (ctypes.c_int * seat.size)(*seat.pidfds),
+            int(seat.timeout * 1e9),
+            seat.may_spin,
         )
 
     def start(self, request: Request) -> int:

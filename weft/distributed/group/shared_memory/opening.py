@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from weft.distributed.group.shared_memory import fallback, native
 from weft.distributed.group.shared_memory.arena import Arena
-from weft.distributed.group.shared_memory.engine import AbstractEngine
+from weft.distributed.group.shared_memory.engine import AbstractEngine, Seat
 from weft.distributed.group.shared_memory.rendezvous import AbstractRendezvous, read_start_time
 from weft.distributed.group.shared_memory.segment import Membership, Segment, join_segment
 from weft.errors import CompilerError, PeerLostError
@@ -43,9 +43,9 @@ def open_session(rendezvous: AbstractRendezvous, member: Membership, timeout: fl
     arena_bytes = _arena_bytes()
     segment = join_segment(rendezvous, member, layout.segment_bytes(member.size, arena_bytes), timeout)
     pidfds = _open_pidfds(segment)
-    open_engine = native.NativeEngine if member.is_compiled else fallback.PythonEngine
-    engine = open_engine(
-        segment.memory, member.rank, member.size, arena_bytes=arena_bytes, pidfds=pidfds, timeout=timeout
+    seat = Seat(member.rank, member.size, arena_bytes, pidfds, timeout, may_spin=member.size <= segment.num_cores)
+    engine = (
+        native.NativeEngine(segment.memory, seat) if member.is_compiled else fallback.PythonEngine(segment.memory, seat)
     )
     offset = layout.arena_offset(member.size, arena_bytes, member.rank)
     return Session(engine, Arena(segment.memory, offset, arena_bytes), pidfds)
@@ -59,10 +59,10 @@ def _arena_bytes() -> int:
 def _open_pidfds(segment: Segment) -> tuple[int, ...]:
     """One descriptor per rank that tells when its process ends, whoever gets its number later."""
     pidfds: list[int] = []
-    for rank, (pid, start_time) in enumerate(zip(segment.pids, segment.start_times, strict=True)):
+    for rank, entry in enumerate(segment.entries):
         try:
-            pidfds.append(os.pidfd_open(pid))
-            lives = read_start_time(pid) == start_time
+            pidfds.append(os.pidfd_open(entry.pid))
+            lives = read_start_time(entry.pid) == entry.start_time
         except ProcessLookupError:
             lives = False
         if not lives:

@@ -8,6 +8,7 @@ import os
 import struct
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from weft.distributed.group.shared_memory.rendezvous import (
     POLL_SECONDS,
@@ -17,14 +18,15 @@ from weft.distributed.group.shared_memory.rendezvous import (
 )
 from weft.errors import PeerLostError, UsageError
 
-__all__ = ["MAX_RANKS", "ROLL_BYTES", "Membership", "Segment", "join_segment"]
+__all__ = ["MAX_RANKS", "ROLL_BYTES", "Entry", "Membership", "Segment", "join_segment"]
 
 ROLL_BYTES = 65536  # matches segment.h
 ENTRY_BYTES = 64
 MAX_RANKS = ROLL_BYTES // ENTRY_BYTES - 1
 MAGIC = b"weft-shm"
 _TITLE = struct.Struct("<8s2Q?")
-_SIGNATURE = struct.Struct("<2Q")
+_SIGNATURE = struct.Struct("<2Q48s")
+_MAX_CORES = 48 * 8  # more are not told apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,23 @@ class Segment:
     """Mapped memory with all ranks present. The mapping lives as long as anything that views it."""
 
     memory: mmap.mmap
-    pids: tuple[int, ...]
-    start_times: tuple[int, ...]
+    entries: tuple["Entry", ...]
+
+    @property
+    def num_cores(self) -> int:
+        """Cores that the ranks may use together."""
+        cores = 0
+        for entry in self.entries:
+            cores |= entry.cores
+        return cores.bit_count()
+
+
+class Entry(NamedTuple):
+    """What a rank signs with; all zeros until then. `cores` has a bit for each core it may run on."""
+
+    pid: int
+    start_time: int
+    cores: int
 
 
 def join_segment(rendezvous: AbstractRendezvous, member: Membership, num_bytes: int, timeout: float) -> Segment:
@@ -86,20 +103,20 @@ def _enter(rendezvous: AbstractRendezvous, member: Membership, num_bytes: int, d
 
 
 def _wait_for_all(memory: mmap.mmap, member: Membership, deadline: float) -> Segment:
-    entries = [_entry(memory, rank) for rank in range(member.size)]
-    while not all(pid for pid, _ in entries):
-        missing = [rank for rank, (pid, _) in enumerate(entries) if not pid]
-        dead = [rank for rank, (pid, start) in enumerate(entries) if pid and read_start_time(pid) != start]
-        if dead:
-            raise PeerLostError(f"rank {dead[0]} died while the group was opened; look at its output", dead[0])
+    while True:
+        entries = tuple(_entry(memory, rank) for rank in range(member.size))
+        missing = [rank for rank, entry in enumerate(entries) if not entry.pid]
+        if not missing:
+            return Segment(memory, entries)
+        for rank, entry in enumerate(entries):
+            if entry.pid and read_start_time(entry.pid) != entry.start_time:
+                raise PeerLostError(f"rank {rank} died while the group was opened; look at its output", rank)
         if time.monotonic() > deadline:
             raise PeerLostError(
                 f"ranks did not join the group in time (missing: {missing}); start them, or give a longer timeout",
                 missing[0],
             )
         time.sleep(POLL_SECONDS)
-        entries = [_entry(memory, rank) for rank in range(member.size)]
-    return Segment(memory, tuple(pid for pid, _ in entries), tuple(start for _, start in entries))
 
 
 def _map(descriptor: int, num_bytes: int) -> mmap.mmap:
@@ -126,15 +143,16 @@ def _check_title(memory: mmap.mmap, member: Membership) -> None:
 
 def _sign(memory: mmap.mmap, rank: int) -> None:
     at = ENTRY_BYTES * (1 + rank)
-    if _entry(memory, rank)[0]:
+    if _entry(memory, rank).pid:
         raise UsageError(f"rank {rank} has joined this group already; give each process a rank of its own")
-    struct.pack_into("<Q", memory, at + 8, _own_start_time())
+    cores = sum(1 << core for core in os.sched_getaffinity(0) if core < _MAX_CORES)
+    _SIGNATURE.pack_into(memory, at, 0, _own_start_time(), cores.to_bytes(_MAX_CORES // 8, "little"))
     struct.pack_into("<Q", memory, at, os.getpid())  # last: it says that the entry is whole
 
 
-def _entry(memory: mmap.mmap, rank: int) -> tuple[int, int]:
-    pid, start_time = _SIGNATURE.unpack_from(memory, ENTRY_BYTES * (1 + rank))
-    return pid, start_time
+def _entry(memory: mmap.mmap, rank: int) -> Entry:
+    pid, start_time, cores = _SIGNATURE.unpack_from(memory, ENTRY_BYTES * (1 + rank))
+    return Entry(pid, start_time, int.from_bytes(cores, "little"))
 
 
 def _own_start_time() -> int:

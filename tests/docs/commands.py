@@ -1,0 +1,52 @@
+"""Whether a command that the documentation shows is one that exists."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import typer.main
+
+from weft.cli.main import app
+
+LAUNCHERS = ("torchrun", "mpirun")
+
+
+def find_fault(command: str, root: Path) -> str:
+    """What is wrong with a command as typed in the root folder; empty if nothing is."""
+    words = shlex.split(command.partition(" | ")[0])
+    if words[0] in LAUNCHERS:
+        words = _after_launcher(words)
+    if words[0] == "make":
+        return _fault_of_make(words[1:], root)
+    if words[0] in ("python", "python3") or words[0].endswith(".py"):
+        script = next(word for word in words if word.endswith(".py"))
+        return "" if (root / script).is_file() else f"no such file: {script}"
+    if words[0].startswith("scripts/"):
+        return "" if (root / words[0]).is_file() else f"no such file: {words[0]}"
+    if words[0] == "weft":
+        return _fault_of_weft(words[1:], typer.main.get_command(app))
+    return f"unknown command: {words[0]}"
+
+
+def _after_launcher(words: list[str]) -> list[str]:
+    """The command that torchrun or mpirun starts; `-m weft` is `weft`."""
+    starts = [i for i, word in enumerate(words) if word in ("weft", "python") or word.endswith(".py")]
+    return words[starts[0] :] if starts else ["nothing"]
+
+
+def _fault_of_make(targets: list[str], root: Path) -> str:
+    makefile = (root / "Makefile").read_text(encoding="utf-8")
+    missing = [target for target in targets if not re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE)]
+    return f"no such target: {missing[0]}" if missing else ""
+
+
+def _fault_of_weft(words: list[str], command: click.Command) -> str:
+    """Follow sub-commands as far as they go, then look for every option among those of the last."""
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        if words[0] not in command.commands:
+            return f"no such sub-command: {words[0]}"
+        command, words = command.commands[words[0]], words[1:]
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help", "--debug"}
+    unknown = [word for word in words if word.startswith("-") and word not in known]
+    return f"no such option: {unknown[0]}" if unknown else ""
