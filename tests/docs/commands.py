@@ -3,8 +3,8 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
-import click
 import typer.main
 
 from weft.cli.main import app
@@ -41,12 +41,12 @@ def _fault_of_make(targets: list[str], root: Path) -> str:
     return f"no such target: {missing[0]}" if missing else ""
 
 
-def _fault_of_weft(words: list[str], command: click.Command) -> str:
+def _fault_of_weft(words: list[str], command: Any) -> str:
     """Follow sub-commands as far as they go, then look for every option among those of the last."""
-    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-        if words[0] not in command.commands:
+    while (commands := getattr(command, "commands", {})) and words and not words[0].startswith("-"):
+        if words[0] not in commands:
             return f"no such sub-command: {words[0]}"
-        command, words = command.commands[words[0]], words[1:]
+        command, words = commands[words[0]], words[1:]
     known = {option for parameter in command.params for option in parameter.opts} | {"--help", "--debug"}
     unknown = [word for word in words if word.startswith("-") and word not in known]
     return f"no such option: {unknown[0]}" if unknown else ""

@@ -1,8 +1,9 @@
 """What README, CONTRIBUTING and docs/ say: code that runs, commands and files that exist, nothing that is missing."""
 
 import doctest
-import os
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from weft.metrics import METRICS
 from weft.recipes import BUILT_IN
 from weft.specs.plan import AXES, DEGREES
 from weft.training.build import EXECUTORS
+from weft.training.component import options_of
 from weft.training.datasets import DATASETS
 from weft.training.losses import LOSSES
 from weft.training.models import MODELS
 from weft.training.optimizers import OPTIMIZERS
+from weft.training.recipe import Fixed, Mutable
 from weft.training.sampling import SAMPLERS
 from weft.training.schedules import SCHEDULES
 
@@ -43,7 +46,6 @@ def run_blocks(text: str, name: str) -> None:
 @by_name
 def test_python_blocks_run(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "environ", os.environ.copy())
     run_blocks(document.read_text(encoding="utf-8"), document.name)
     weft.measurements.clear()
 
@@ -114,6 +116,20 @@ def shown() -> str:
 )
 def test_every_name_of_a_catalogue_is_shown(names: Iterable[str]) -> None:
     assert find_unshown(names, shown()) == []
+
+
+def test_every_key_of_a_recipe_is_shown() -> None:
+    assert find_unshown([field.name for part in (Fixed, Mutable) for field in fields(part)], shown()) == []
+
+
+@pytest.mark.parametrize(
+    "catalogue",
+    [DATASETS, MODELS, LOSSES, OPTIMIZERS, SCHEDULES, SAMPLERS, EXECUTORS],
+    ids=lambda catalogue: next(iter(catalogue)),
+)
+def test_every_option_of_a_component_is_shown(catalogue: Mapping[str, Callable[..., Any]]) -> None:
+    words = set(re.findall(r"\w+", shown()))
+    assert {option for factory in catalogue.values() for option in options_of(factory)} - words == set()
 
 
 def test_a_name_that_is_not_shown_is_found() -> None:

@@ -1,7 +1,7 @@
 """What a step costs and what the sampler does, measured once, off the clock."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -24,10 +24,11 @@ __all__ = ["ResourceWatch", "probe_data", "probe_scaling", "probe_step", "use_re
 class ResourceWatch:
     """A listener that reads what must be read while training runs; `values` is whole when the watch ends."""
 
+    is_idle: bool = False  # reads nothing
     values: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._energy, _ = start_energy_meter()
+        self._energy = None if self.is_idle else start_energy_meter()[0]
 
     def __call__(self, _event: Event) -> None:
         if self._energy is not None:
@@ -35,8 +36,11 @@ class ResourceWatch:
 
 
 @contextmanager
-def use_resource_watch() -> Iterator[ResourceWatch]:
-    watch = ResourceWatch()
+def use_resource_watch(*, is_idle: bool = False) -> Iterator[ResourceWatch]:
+    watch = ResourceWatch(is_idle)
+    if is_idle:
+        yield watch
+        return
     with use_process_memory_peak() as peak:
         yield watch
     watch.values["peak_process_memory"] = float(peak.num_bytes)
@@ -65,19 +69,21 @@ def probe_step(task: Task, state: TrainingState, throughput: float) -> dict[str,
     }
 
 
-def probe_scaling(task: Task, state: TrainingState, step_time: float) -> dict[str, float]:
+def probe_scaling(
+    task: Task, state: TrainingState, step_time: float, now: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """What working together cost: the steps of one rank alone, on as many samples as it had, against those of all.
 
     Rank 0 takes the steps while the others wait. Its state is put back, for it is what was trained.
     """
     if task.replicas.size == 1:
         return {}
-    alone = median(_steps_alone(task, state)) if task.replicas.rank == 0 else 0.0
+    alone = median(_steps_alone(task, state, now)) if task.replicas.rank == 0 else 0.0
     task.replicas.sum(torch.zeros(1))  # the others wait here
     return {"scaling_efficiency": alone / step_time, "communication_overhead": step_time - alone}
 
 
-def _steps_alone(task: Task, state: TrainingState) -> list[float]:
+def _steps_alone(task: Task, state: TrainingState, now: Callable[[], float]) -> list[float]:
     """Seconds of each of some steps by this rank on its own, on its share of a batch."""
     kept = {name: tensor.detach().clone() for name, tensor in state.model.parameters.items()}
     buffers = {name: tensor.clone() for name, tensor in state.model.buffers.items()}
@@ -87,9 +93,9 @@ def _steps_alone(task: Task, state: TrainingState) -> list[float]:
     state = replace(state, optimizer=task.optimizer.init(state.model.parameters), sampler=SamplerState())
     seconds: list[float] = []
     while len(seconds) < 5 or (sum(seconds) < 1.0 and len(seconds) < 50):
-        started = time.perf_counter()
+        started = now()
         state, _ = take_step(alone, state)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(now() - started)
     with torch.no_grad():
         for own, before in ((state.model.parameters, kept), (state.model.buffers, buffers)):
             for name, tensor in own.items():

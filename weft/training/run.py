@@ -1,6 +1,5 @@
 """Running a recipe: every repetition trained, recorded, checkpointed and, if need be, resumed."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from weft.metrics.record import Repetition, RunRecord
 from weft.metrics.record_file import new_record, read_record, write_record
 from weft.metrics.run_folder import RunFolder
 from weft.torch_private import use_determinism
-from weft.training.build import build_splits, build_task, check_recipe
+from weft.training.build import build_task, check_recipe
 from weft.training.checkpoint import Snapshot, latest_checkpoint
 from weft.training.checkpointer import Checkpointer
 from weft.training.evaluation import evaluate
@@ -19,12 +18,13 @@ from weft.training.events import Event, Listener, Notice
 from weft.training.history import History
 from weft.training.interrupt import use_interrupt
 from weft.training.log import log_to
-from weft.training.loop import train
+from weft.training.loop import TrainingState, train
 from weft.training.probes import probe_data, probe_scaling, probe_step, use_resource_watch
 from weft.training.recipe import Recipe
 from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.results import hash_tensors, judge, to_target, values_of
 from weft.training.snapshot import restore
+from weft.training.surroundings import Surroundings
 
 __all__ = ["resume_run", "run_recipe"]
 
@@ -36,6 +36,7 @@ def run_recipe(
     seeds: Sequence[int],
     listeners: Sequence[Listener] = (),
     replicas: AbstractReplicas | None = None,
+    surroundings: Surroundings | None = None,
 ) -> RunRecord:
     """Train once per seed and write the record.
 
@@ -46,10 +47,10 @@ def run_recipe(
         KeyboardInterrupt: after Ctrl-C, when the checkpoint and the record have been written.
     """
     check_recipe(recipe)
-    record = new_record(recipe.name, recipe.to_dict(), recipe.fixed_hash)
-    record = replace(record, repetitions=tuple(Repetition(seed, "running", "", "") for seed in seeds))
+    replicas, surroundings = replicas or SoloReplicas(), surroundings or Surroundings()
+    record = _begin_record(recipe, seeds, surroundings.clock_rules, is_sketch=replicas.rank > 0)
     try:
-        return _run_what_is_left(recipe, record, folder, listeners, replicas or SoloReplicas())
+        return _run_what_is_left(recipe, record, folder, listeners, replicas, surroundings)
     except UsageError:  # missing data, a batch larger than them: nothing has begun, so nothing stays
         folder.discard()
         raise
@@ -64,13 +65,29 @@ def resume_run(
         raise RunFolderError(f"run was not made from a recipe ({folder.path}); nothing can be resumed")
     if all(_has_ended(repetition) for repetition in record.repetitions):
         raise RunFolderError(f"run has ended, nothing is left to resume ({folder.path}); start a new one")
+    if record.clock_rules != Surroundings().clock_rules:
+        raise RunFolderError(f"run is a simulation, which keeps no checkpoints ({folder.path}); start a new one")
     recipe = Recipe.from_dict(record.recipe)
     check_recipe(recipe)
-    return _run_what_is_left(recipe, record, folder, listeners, replicas or SoloReplicas())
+    return _run_what_is_left(recipe, record, folder, listeners, replicas or SoloReplicas(), Surroundings())
+
+
+def _begin_record(recipe: Recipe, seeds: Sequence[int], clock_rules: str, *, is_sketch: bool) -> RunRecord:
+    """The record before its first repetition; a sketch, which nobody reads, does not look at the machine."""
+    if is_sketch:
+        record = RunRecord(recipe.name, {}, recipe.fixed_hash, "", clock_rules, {}, {}, {})
+    else:
+        record = replace(new_record(recipe.name, recipe.to_dict(), recipe.fixed_hash), clock_rules=clock_rules)
+    return replace(record, repetitions=tuple(Repetition(seed, "running", "", "") for seed in seeds))
 
 
 def _run_what_is_left(
-    recipe: Recipe, record: RunRecord, folder: RunFolder, listeners: Sequence[Listener], replicas: AbstractReplicas
+    recipe: Recipe,
+    record: RunRecord,
+    folder: RunFolder,
+    listeners: Sequence[Listener],
+    replicas: AbstractReplicas,
+    surroundings: Surroundings,
 ) -> RunRecord:
     def write() -> None:
         if replicas.rank == 0:
@@ -82,7 +99,7 @@ def _run_what_is_left(
         if _has_ended(repetition):
             continue
         try:
-            ended = _train_once(recipe, repetition.seed, folder, listeners, replicas)
+            ended = _train_once(recipe, repetition.seed, folder, listeners, replicas, surroundings)
         except DivergedError as error:
             if replicas.size > 1:  # the other ranks have lost this one
                 raise
@@ -106,29 +123,39 @@ def _has_ended(repetition: Repetition) -> bool:
 
 
 def _train_once(
-    recipe: Recipe, seed: int, folder: RunFolder, listeners: Sequence[Listener], replicas: AbstractReplicas
+    recipe: Recipe,
+    seed: int,
+    folder: RunFolder,
+    listeners: Sequence[Listener],
+    replicas: AbstractReplicas,
+    surroundings: Surroundings,
 ) -> Repetition:
     """One training from one seed, or the rest of it where a checkpoint is found."""
-    checkpoints = folder.checkpoint / f"seed-{seed}"
+    checkpoints, now = folder.checkpoint / f"seed-{seed}", surroundings.now
     history = History()
-    with use_interrupt() as interrupt, use_determinism(), use_resource_watch() as watch:
+    watching = use_resource_watch(is_idle=surroundings.is_virtual)
+    with use_interrupt() as interrupt, use_determinism(), watching as watch:
         heard = [log_to(folder, seed), *listeners] if replicas.rank == 0 else []
         emit = _in_turn([history, watch, *heard, interrupt])
         snapshot = latest_checkpoint(checkpoints, lambda text: emit(Notice(f"{text}; looking for an older one")))
-        started: float = snapshot.progress["started"] if snapshot else time.time()
-        splits = build_splits(recipe)
+        started: float = snapshot.progress["started"] if snapshot else now()
+        splits = surroundings.load(recipe)
         task, state = build_task(recipe, splits, seed, replicas)
+        task = surroundings.prepare(task)
         replicas.join(state.model)  # before a checkpoint is restored, which has running statistics for every rank
-        _check_same_start(snapshot, replicas)
+        if not surroundings.is_virtual:
+            _check_same_start(snapshot, replicas)
         if snapshot:
             state = restore(state, snapshot, replicas.rank, replicas.size)
             history.restore(snapshot.progress["history"])
             emit(Notice(f"resumed from step {state.step}"))
         carried = lambda: {"started": started, "history": history.to_dict()}  # noqa: E731
         save = Checkpointer(checkpoints, recipe.mutable, carried, replicas)
-        state, reason = train(task, state, emit=emit, save=save, clock=lambda: time.time() - started)
-        wall_clock = time.time() - started
-        save.write(state)
+        keep = _keep_nothing if surroundings.is_virtual else save
+        state, reason = train(task, state, emit=emit, save=keep, clock=lambda: now() - started)
+        wall_clock = now() - started
+        if not surroundings.is_virtual:
+            save.write(state)
         if replicas.sum(torch.tensor([float(interrupt.requested)])).item():
             return Repetition(seed, "interrupted", reason, splits.checksum())
         replicas.align(state.model.buffers)  # a listener may have ended training between two evaluations
@@ -145,8 +172,8 @@ def _train_once(
             **values,
             **watch.values,
             **probe_data(task),
-            **probe_scaling(task, state, values["step_time"]),
-            **probe_step(task, state, values["throughput"]),
+            **probe_scaling(task, state, values["step_time"], now),
+            **({} if surroundings.is_virtual else probe_step(task, state, values["throughput"])),
         },
         series={"train/loss": tuple(history.losses), "step_time": tuple(history.step_seconds)},
         hashes={"parameters": hash_tensors(state.model.parameters)},
@@ -158,6 +185,10 @@ def _check_same_start(snapshot: Snapshot | None, replicas: AbstractReplicas) -> 
     steps = [int(step) for step in replicas.gather(torch.tensor(snapshot.step if snapshot else 0))]
     if len(set(steps)) > 1:
         raise RunFolderError(f"ranks do not find the same checkpoint (steps: {steps}); give them one shared folder")
+
+
+def _keep_nothing(_state: TrainingState) -> None:
+    pass
 
 
 def _in_turn(listeners: Sequence[Listener]) -> Listener:

@@ -1,5 +1,6 @@
 """Every collective call as an exchange of messages: buffers around the schedules."""
 
+from collections.abc import Sequence
 from functools import singledispatch
 
 import torch
@@ -64,7 +65,7 @@ def _direct(tensor: Tensor, rank: int, size: int, tag: int, op: ReduceOp) -> Exc
 
 
 def _reduce_in_rank_order(
-    output: Tensor, tensor: Tensor, bounds: list[int], rank: int, size: int, tag: int, op: ReduceOp
+    output: Tensor, tensor: Tensor, bounds: Sequence[int], rank: int, size: int, tag: int, op: ReduceOp
 ) -> Exchange:
     """`output` (may be a view of the flat `tensor`) becomes the reduction of everyone's part `rank`."""
     length = bounds[rank + 1] - bounds[rank]

@@ -7,6 +7,7 @@ the same round of both schedules, so no order of sends and receives can block.
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 __all__ = ["Action", "Move", "Parts", "Schedule", "all_parts", "part_bounds"]
 
@@ -43,11 +44,12 @@ def all_parts(num_parts: int) -> list[Parts]:
     return [(part, part + 1) for part in range(num_parts)]
 
 
-def part_bounds(length: int, num_parts: int) -> list[int]:
+@lru_cache(64)
+def part_bounds(length: int, num_parts: int) -> tuple[int, ...]:
     """Where the parts begin and end: the first ones are longer by one element where it does not divide.
 
     >>> part_bounds(10, 4)
-    [0, 3, 6, 8, 10]
+    (0, 3, 6, 8, 10)
     """
     short, longer = divmod(length, num_parts)
-    return [part * short + min(part, longer) for part in range(num_parts + 1)]
+    return tuple(part * short + min(part, longer) for part in range(num_parts + 1))

@@ -25,7 +25,7 @@ class DataParallel(AbstractReplicas):
     """The ranks of a group as replicas; the plan's topology says through whom gradients go.
 
     Args:
-        buffers: what becomes of running statistics before they are evaluated: their "mean", or each "rank" keeps its own.
+        buffers: running statistics before an evaluation: averaged ("mean"), or each rank keeps its own ("rank").
     """
 
     def __init__(self, group: AbstractGroup, plan: Plan, *, buffers: Literal["mean", "rank"] = "mean") -> None:

@@ -16,4 +16,6 @@ def share(indices: Tensor, rank: int, world_size: int) -> Tensor:
     """
     if not 0 <= rank < world_size:
         raise UsageError(f"no such rank (rank: {rank}, world_size: {world_size}); ranks count from 0")
-    return indices.tensor_split(world_size)[rank]
+    short, longer = divmod(len(indices), world_size)
+    first = rank * short + min(rank, longer)
+    return indices[first : first + short + (rank < longer)]

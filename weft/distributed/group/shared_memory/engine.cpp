@@ -17,6 +17,7 @@ namespace weft {
 
 constexpr int64_t kGraceNs = 50 * 1000;  // for a caller to wait for what it started
 constexpr int64_t kCallerSpinNs = 200 * 1000;
+constexpr int64_t kHoldNs = 30 * 1000;
 constexpr int64_t kThreadSpinNs = 3 * 1000;       // it competes with the computation
 constexpr int64_t kLookNs = 5 * 1000 * 1000;      // between two looks at whether the peers are alive
 constexpr int64_t kMoveNs = 1000 * 1000;          // between two moves to another core
@@ -168,19 +169,32 @@ class Engine {
         if (may_spin_) step_aside(peer);
     }
 
-    // Yields now and then: the peer may be waiting for this very core.
+    // First without giving the core away, as others may want it for long; unless the peer is waiting for this very core.
     bool spin(int peer, uint64_t before, Call* wanted) {
         if (!may_spin_) return false;
         const bool for_caller = wanted || callers_.load(std::memory_order_relaxed) > 0;
-        const int64_t end = now_ns() + (for_caller ? kCallerSpinNs : kThreadSpinNs);
+        const int64_t begin = now_ns(), end = begin + (for_caller ? kCallerSpinNs : kThreadSpinNs);
+        const int64_t yield_from = is_on_core(peer, sched_getcpu()) ? begin : begin + kHoldNs;
         for (;;) {
-            for (int i = 0; i < 64; i++) {
+            for (int i = 0; i < 32; i++) {
                 if (news(peer) != before || has_inbox()) return true;
                 pause_core();
             }
-            if (now_ns() > end) return false;
-            sched_yield();
+            const int64_t now = now_ns();
+            if (now > end) return false;
+            if (now > yield_from) sched_yield();
         }
+    }
+
+    bool is_on_core(int waits_for, int core) const {
+        for (int peer = 0; peer < segment_.size; peer++) {
+            if (peer == rank_ || (waits_for != kAnyPeer && waits_for != peer)) continue;
+            const RankState& state = segment_.rank(peer);
+            if (state.core.load(std::memory_order_relaxed) == core &&
+                state.asleep_for.load(std::memory_order_relaxed) == kAwake)
+                return true;
+        }
+        return false;
     }
 
     // The kernel likes to wake a thread on the core of the one that woke it. Two ranks that take turns on one core look
@@ -188,15 +202,8 @@ class Engine {
     // moves away.
     void step_aside(int waits_for) {
         const int core = sched_getcpu();
-        const auto is_here = [&](int peer) {
-            const RankState& state = segment_.rank(peer);
-            return peer != rank_ && state.core.load(std::memory_order_relaxed) == core &&
-                   state.asleep_for.load(std::memory_order_relaxed) == kAwake;
-        };
-        bool crowded = waits_for != kAnyPeer && is_here(waits_for);
-        for (int peer = 0; waits_for == kAnyPeer && peer < segment_.size; peer++) crowded = crowded || is_here(peer);
         const int64_t now = now_ns();
-        if (!crowded || now - last_move_ < kMoveNs) return;
+        if (now - last_move_ < kMoveNs || !is_on_core(waits_for, core)) return;
         last_move_ = now;
         cpu_set_t allowed, others;
         if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;

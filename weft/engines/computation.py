@@ -1,0 +1,166 @@
+"""What computation costs in virtual time: a training step as data, charged piece by piece as gradients become ready.
+
+A rank's own time, and the network's, of a step with two buckets:
+
+    rank      [forward    ][layer 3][layer 2][layer 1]...waits...[update]
+    charged               ^        ^        ^        ^                  ^
+    network                  bucket 0 =====>    bucket 1 =======>
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+from torch import Tensor
+
+from weft.distributed.group.clock import AbstractClock
+from weft.errors import UsageError
+from weft.graph import AbstractExecutor, GradientSink, Outputs, State
+from weft.specs import Batch
+from weft.training.loop import Task
+from weft.training.optimizers import AbstractOptimizer, OptimizerState
+
+__all__ = ["ChargingExecutor", "ChargingOptimizer", "ComputeModel", "charge_task", "spread_evenly"]
+
+FORWARD_SHARE = 1 / 3
+"""Of a pass, where nothing was measured: backward computes two products for each one of forward."""
+
+
+@dataclass(frozen=True)
+class ComputeModel:
+    """Seconds of a rank's computation. A pass is a forward and a backward of one batch.
+
+    `ready` holds, for each parameter, the share of a pass after which its gradient is complete. `seconds_per_update` is
+    of all parameters; a rank that updates some of them takes their share.
+
+    >>> ComputeModel(seconds_per_pass=0.25, seconds_per_sample=0.5, seconds_per_update=0.0, ready={}).seconds(3)
+    1.75
+    """
+
+    seconds_per_pass: float
+    seconds_per_sample: float
+    seconds_per_update: float
+    ready: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        seconds = (self.seconds_per_pass, self.seconds_per_sample, self.seconds_per_update)
+        if not min(seconds) >= 0:
+            raise UsageError(f"computation takes less than no time (seconds: {seconds}); give 0 or more")
+        wrong = [name for name, share in self.ready.items() if not 0 < share <= 1]
+        if wrong:
+            raise UsageError(
+                f"gradient is ready outside its pass (parameter: {wrong[0]}, share: {self.ready[wrong[0]]}); "
+                "give shares above 0, up to 1"
+            )
+
+    def seconds(self, num_samples: int) -> float:
+        return self.seconds_per_pass + num_samples * self.seconds_per_sample
+
+    @property
+    def forward_share(self) -> float:
+        """Forward is over, at the latest, when the first gradient is ready."""
+        return min(self.ready.values(), default=FORWARD_SHARE)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seconds_per_pass:.6g} s per pass, {self.seconds_per_sample:.6g} s per sample, "
+            f"{self.seconds_per_update:.6g} s per update"
+        )
+
+
+def spread_evenly(parameters: Mapping[str, Tensor], seconds: float) -> ComputeModel:
+    """A step of so many seconds, whatever its batch; backward goes through the parameters from the last to the first,
+    as long in each as it has elements. The update is free.
+
+    >>> import torch
+    >>> spread_evenly({"first": torch.zeros(3), "last": torch.zeros(1)}, 0.6).ready
+    {'last': 0.5, 'first': 1.0}
+    """
+    trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad} or parameters
+    total = sum(parameter.numel() for parameter in trained.values())
+    ready, done = {}, 0
+    for name, parameter in reversed(list(trained.items())):
+        done += parameter.numel()
+        ready[name] = FORWARD_SHARE + (1 - FORWARD_SHARE) * done / total
+    return ComputeModel(seconds, 0.0, 0.0, ready)
+
+
+def charge_task(task: Task, model: ComputeModel, clock: AbstractClock) -> Task:
+    """The task, its passes and updates charged to the clock."""
+    return replace(
+        task,
+        executor=ChargingExecutor(task.executor, model, clock),
+        optimizer=ChargingOptimizer(task.optimizer, model, clock),
+    )
+
+
+@final
+class ChargingExecutor(AbstractExecutor):
+    """Wraps any executor: time passes up to each gradient before the sink sees it, and to the end of the pass."""
+
+    def __init__(self, inner: AbstractExecutor, model: ComputeModel, clock: AbstractClock) -> None:
+        self._inner = inner
+        self._model = model
+        self._clock = clock
+
+    def initial_state(self) -> State:
+        return self._inner.initial_state()
+
+    def __call__(self, state: State, batch: Batch, on_gradient: GradientSink) -> tuple[Outputs, State]:
+        seconds = self._model.seconds(len(batch))
+        charged = 0.0
+
+        def charge_up_to(share: float) -> None:
+            nonlocal charged
+            if share > charged:
+                self._clock.charge((share - charged) * seconds)
+                charged = share
+
+        def sink(name: str, gradient: Tensor | None) -> None:
+            charge_up_to(self._model.ready.get(name, 1.0))
+            on_gradient(name, gradient)
+
+        outputs, after = self._inner(state, batch, sink)
+        charge_up_to(1.0)
+        return outputs, after
+
+    def infer(self, state: State, batch: Batch) -> Outputs:
+        outputs = self._inner.infer(state, batch)
+        self._clock.charge(self._model.forward_share * self._model.seconds(len(batch)))
+        return outputs
+
+    def first_bad_tensor(self, state: State, batch: Batch) -> str | None:
+        return self._inner.first_bad_tensor(state, batch)
+
+
+@final
+class ChargingOptimizer(AbstractOptimizer):
+    """Wraps any optimizer: an update takes its time by the elements that it updates."""
+
+    def __init__(self, inner: AbstractOptimizer, model: ComputeModel, clock: AbstractClock) -> None:
+        self._inner = inner
+        self._model = model
+        self._clock = clock
+
+    @property
+    def lr(self) -> float:
+        return self._inner.lr
+
+    def init(self, parameters: Mapping[str, Tensor]) -> OptimizerState:
+        return self._inner.init(parameters)
+
+    def prepare(self, parameters: Mapping[str, Tensor], state: OptimizerState) -> Mapping[str, Tensor]:
+        return self._inner.prepare(parameters, state)
+
+    def update(
+        self,
+        gradients: Mapping[str, Tensor | None],
+        parameters: Mapping[str, Tensor],
+        state: OptimizerState,
+        lr: float,
+    ) -> OptimizerState:
+        after = self._inner.update(gradients, parameters, state, lr)
+        updated = sum(gradient.numel() for gradient in gradients.values() if gradient is not None)
+        total = sum(parameter.numel() for parameter in parameters.values())
+        self._clock.charge(self._model.seconds_per_update * updated / max(1, total))
+        return after
