@@ -70,6 +70,7 @@ def main() -> None:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": describe_machine(),
             "versions": describe_versions(),
+            "rows": [row_of(num_ranks, message, runs[num_ranks][message]) for num_ranks in runs for message in SIZES],
             "seconds": {str(num_ranks): values for num_ranks, values in runs.items()},
         },
     )
@@ -78,7 +79,7 @@ def main() -> None:
 
 def start_ranks(num_ranks: int) -> dict[str, dict[str, list[float]]]:
     """Seconds of each round, by message and system."""
-    mpirun = Path(sys.executable).parent / "mpirun"
+    mpirun = str(Path(sys.executable).parent / "mpirun")
     with tempfile.TemporaryDirectory() as folder:
         command = [mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(num_ranks)]
         ranks = [sys.executable, __file__, "--rendezvous", folder]
@@ -147,6 +148,18 @@ def time_rounds(
     slowest = torch.from_numpy(seconds[WARM_UP:].copy())
     group.all_reduce(slowest, "max")
     return {name: slowest[:, index].tolist() for index, name in enumerate(steps)}
+
+
+def row_of(num_ranks: int, message: str, seconds: dict[str, list[float]]) -> dict[str, Any]:
+    """What the README shows of one message: medians in milliseconds, and the ratios to the peers and to the limit."""
+    row: dict[str, Any] = {"benchmark": "all_reduce", "ranks": num_ranks, "message": message}
+    for system in ("weft (torch)", "gloo", "weft", "openmpi"):
+        row[f"{system}, ms"] = 1e3 * summarise(seconds[system]).median
+    for slow, fast in (("gloo", "weft (torch)"), ("openmpi", "weft"), ("limit", "weft (empty)")):
+        interval = ratio_interval(seconds[slow], seconds[fast])
+        row[f"{slow} / {fast}"] = ratio_of_medians(seconds[slow], seconds[fast])
+        row[f"interval_of_{slow} / {fast}"] = [interval.low, interval.high]
+    return row
 
 
 def print_tables(runs: dict[int, dict[str, dict[str, list[float]]]]) -> None:

@@ -7,6 +7,7 @@ WeftError                       a fact, its values, one cure; `exit_code` is wha
 |   +-- DataNotFoundError       a data set that is not on this machine
 |   +-- RunFolderError          a run folder that exists, is missing or is not one
 |   +-- ComparisonError         two records that may not be compared
+|   +-- GraphError              a step that cannot be captured, or a graph that is not valid
 +-- CompilerError               3: no C++ compiler, or a source that it refuses
 +-- CorruptFileError            2: a data file, record or checkpoint that is not what it claims to be
 +-- TrainingError               3: training started and could not go on
@@ -25,6 +26,7 @@ __all__ = [
     "CorruptFileError",
     "DataNotFoundError",
     "DivergedError",
+    "GraphError",
     "PeerLostError",
     "PlanError",
     "RankFailedError",
@@ -68,6 +70,10 @@ class RunFolderError(UsageError):
 
 class ComparisonError(UsageError):
     """Two records that may not be compared."""
+
+
+class GraphError(UsageError):
+    """A step that cannot be captured, with the line at fault, or a graph that is not valid."""
 
 
 class CompilerError(WeftError):

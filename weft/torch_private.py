@@ -1,15 +1,27 @@
 """Private names of PyTorch, kept in one file because the pinned version is all that vouches for them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import _FlopCounterMode
 
-__all__ = ["leave_compiler_alone", "shares_memory", "use_determinism"]
+__all__ = [
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "fake_mode",
+    "functionalise",
+    "leave_compiler_alone",
+    "shares_memory",
+    "trace",
+    "use_determinism",
+]
 
 
 @contextmanager
@@ -48,3 +60,54 @@ def shares_memory(tensor: Tensor) -> bool:
     storage = tensor.untyped_storage()
     # Two holders are ours: the tensor, and the storage object that was just made to ask.
     return bool(torch._C._storage_Use_Count(storage._cdata) > 2)
+
+
+def fake_mode() -> FakeTensorMode:
+    """Where tensors have shapes and no values; `from_tensor` lets one in, a tensor that came another way is refused."""
+    return FakeTensorMode(allow_non_fake_inputs=False)
+
+
+def trace(
+    function: Callable[..., Any], fakes: Sequence[Tensor], mode: FakeTensorMode, annotate: Callable[[fx.Node, bool], None]
+) -> fx.GraphModule:
+    """The ATen operators that a function calls, its gradients' among them.
+
+    Args:
+        annotate: told of every new node, and whether autograd's backward called for it, while the call is on the stack.
+    """
+
+    def watched(*arguments: Tensor) -> Any:
+        proxies = get_proxy_mode()
+        assert proxies is not None
+        with _Watch(proxies.tracer.graph, annotate):
+            return function(*arguments)
+
+    # With several threads, backward would be traced on another one, where the modes are not active.
+    with mode, torch.autograd.set_multithreading_enabled(False):
+        return make_fx(watched)(*fakes)
+
+
+def functionalise(
+    function: Callable[..., Any], fakes: Sequence[Tensor], mode: FakeTensorMode, annotate: Callable[[fx.Node, bool], None]
+) -> fx.GraphModule:
+    """The same operators without writes in place; a write to an argument is a `copy_` at the end. No gradients."""
+    return trace(functionalize(function, remove="mutations"), fakes, mode, annotate)
+
+
+@leave_compiler_alone
+class _Watch(TorchDispatchMode):
+    """Tells of each node that a call adds to the graph."""
+
+    def __init__(self, graph: fx.Graph, annotate: Callable[[fx.Node, bool], None]) -> None:
+        super().__init__()
+        self._graph = graph
+        self._annotate = annotate
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        last = self._graph._root.prev
+        result = func(*args, **(kwargs or {}))
+        is_backward = torch._C._current_autograd_node() is not None
+        while last.next is not self._graph._root:
+            last = last.next
+            self._annotate(last, is_backward)
+        return result

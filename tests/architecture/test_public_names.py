@@ -25,7 +25,7 @@ def declared_names(tree: ast.Module) -> list[str] | None:
 
 
 def bound_names(tree: ast.Module) -> set[str]:
-    """Names that the top level of a module imports, defines or assigns; what types alone see is given by __getattr__."""
+    """Names that the top level of a module imports, defines or assigns, or gives by __getattr__."""
     names: set[str] = set()
     typed = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
     is_lazy = any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)

@@ -19,8 +19,8 @@ def find_fault(command: str, root: Path) -> str:
         words = _after_launcher(words)
     if words[0] == "make":
         return _fault_of_make(words[1:], root)
-    if words[0] in ("python", "python3") or words[0].endswith(".py"):
-        script = next(word for word in words if word.endswith(".py"))
+    if words[0] == "python" or words[0].endswith(".py"):
+        script = _script_of(words)
         return "" if (root / script).is_file() else f"no such file: {script}"
     if words[0].startswith("scripts/"):
         return "" if (root / words[0]).is_file() else f"no such file: {words[0]}"
@@ -33,6 +33,13 @@ def _after_launcher(words: list[str]) -> list[str]:
     """The command that torchrun or mpirun starts; `-m weft` is `weft`."""
     starts = [i for i, word in enumerate(words) if word in ("weft", "python") or word.endswith(".py")]
     return words[starts[0] :] if starts else ["nothing"]
+
+
+def _script_of(words: list[str]) -> str:
+    """The file that Python runs: given as such, or as `-m package.module`."""
+    if "-m" in words:
+        return words[words.index("-m") + 1].replace(".", "/") + ".py"
+    return next((word for word in words if word.endswith(".py")), "nothing")
 
 
 def _fault_of_make(targets: list[str], root: Path) -> str:

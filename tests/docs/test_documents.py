@@ -87,6 +87,8 @@ def test_commands_exist(document: Path) -> None:
         ("torchrun --nproc-per-node 2 -m weft fly", "no such sub-command: fly"),
         ("mpirun -n 2 python examples/absent.py", "no such file: examples/absent.py"),
         ("mpirun -n 2 weft run --absent", "no such option: --absent"),
+        ("python -m benchmarks.training_step --case mlp", ""),
+        ("python -m benchmarks.absent", "no such file: benchmarks/absent.py"),
         ("make absent", "no such target: absent"),
         ("make demo", ""),
         ("scripts/absent", "no such file: scripts/absent"),

@@ -1,5 +1,6 @@
 """`weave`: a user's own loop gives on N ranks what it gives in one process."""
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from tests.engines.woven import Script, run_in_process, weave_twice
+from tests.engines.woven import Script, run_in_turn
 from tests.processes.ranks import run_processes
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
@@ -57,7 +58,7 @@ def test_one_process_gets_the_very_same_objects() -> None:
     loader = DataLoader(TensorDataset(torch.zeros(4, 2)), 2)
     woven = weave(model, optimizer, loader, plan="data")
     assert woven[0] is model and woven[1] is optimizer and woven[2] is loader
-    assert not model.weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    assert not model.weight._post_accumulate_grad_hooks
 
 
 # ---- the same result
@@ -107,35 +108,34 @@ def test_a_frozen_and_an_unused_layer_stay_as_they_were(on_ranks: OnRanks) -> No
 
 def test_ranks_begin_with_the_weights_and_buffers_of_rank_0(on_ranks: OnRanks) -> None:
     def script() -> list[float]:
-        place = module.find_place()
         model = nn.BatchNorm1d(2)
         for tensor in (*model.parameters(), *model.buffers()):
-            tensor.detach().fill_(5 + place.rank)
+            tensor.detach().fill_(next(values))
         weave(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(TensorDataset(torch.zeros(4, 2)), 2))
-        return [float(tensor.sum()) for tensor in (*model.parameters(), *model.buffers())]
+        return [tensor.detach().sum().item() for tensor in (*model.parameters(), *model.buffers())]
 
-    assert on_ranks(script, 3) == [[10.0, 10.0, 10.0, 10.0, 5.0]] * 3
+    values = itertools.count(1)  # ranks begin in their order: rank 0 has 1 to 5
+    assert on_ranks(script, 3) == [[2.0, 4.0, 6.0, 8.0, 5]] * 3
 
 
 # ---- real processes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_two_processes_give_what_one_gives(num_workers: int) -> None:
-    settings = {"accumulate": 2, "clip_norm": 0.05, "num_workers": num_workers}
-    alone = run_in_process(**settings)
-    first, second = run_processes("tests.engines.woven:run_in_process", 2, **settings)
+def test_two_processes_give_what_one_gives() -> None:
+    """Without workers and with two that fetch ahead, in one process: every call of weave meets anew."""
+    both: dict[str, object] = {"accumulate": 2, "clip_norm": 0.05}
+    scripts: list[dict[str, object]] = [
+        {**both, "num_workers": 0},
+        {**both, "num_workers": 2},
+        {"is_exact": True, "epochs": 1},
+    ]
+    alone = run_in_turn(scripts)
+    first, second = run_processes("tests.engines.woven:run_in_turn", 2, scripts=scripts)
     assert first == second
-    for name, values in alone.items():
-        assert first[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
-
-
-@pytest.mark.slow
-def test_two_models_can_be_woven_in_one_script() -> None:
-    alone = weave_twice()
-    for found in run_processes("tests.engines.woven:weave_twice", 2):
-        assert found == pytest.approx(alone)
+    for found, wanted in zip(first, alone, strict=True):
+        for name, values in wanted.items():
+            assert found[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
 
 
 # ---- hooks

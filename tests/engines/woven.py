@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from weft.engines.weave import weave
 
-__all__ = ["Script", "run_in_process", "weave_twice"]
+__all__ = ["Script", "run_in_turn"]
 
 
 class Forked(nn.Module):
@@ -76,25 +76,16 @@ class Script:
         y = torch.randint(-2, 3, (self.num_samples, 1), generator=generator).to(dtype)
         own = torch.Generator().manual_seed(9) if self.has_generator else None
         return DataLoader(
-            TensorDataset(x, y), self.batch_size, shuffle=True, num_workers=self.num_workers, generator=own
+            TensorDataset(x, y),
+            self.batch_size,
+            shuffle=True,
+            num_workers=self.num_workers,
+            # The ranks of tests come from a fork server; workers that did too would import torch all over again.
+            multiprocessing_context="fork" if self.num_workers else None,
+            generator=own,
         )
 
 
-def run_in_process(**settings: object) -> dict[str, list[float]]:
-    return Script(**settings).run()  # type: ignore[arg-type]
-
-
-def weave_twice() -> list[float]:
-    """Two models in one script, as in adversarial training."""
-    weights = []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        model = nn.Linear(2, 1, bias=False)
-        data = TensorDataset(torch.ones(4, 2), torch.zeros(4, 1))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        woven, optimizer, loader = weave(model, optimizer, DataLoader(data, 4))
-        for x, y in loader:
-            nn.functional.mse_loss(woven(x), y).backward()
-            optimizer.step()
-        weights += woven.get_parameter("weight").flatten().tolist()
-    return weights
+def run_in_turn(scripts: list[dict[str, object]]) -> list[dict[str, list[float]]]:
+    """Several scripts in one process, each of which weaves: as often as a user with several models would."""
+    return [Script(**settings).run() for settings in scripts]  # type: ignore[arg-type]

@@ -45,7 +45,8 @@ def _be_rank(folder: str, rank: int, size: int, deadline: float) -> None:
     import torch
 
     torch.set_num_threads(1)
-    signal.alarm(int(deadline) + 10)  # the last resort, should the test itself be killed and nobody be left to end ranks
+    # The last resort, should the test itself be killed and nobody be left to end its ranks.
+    signal.alarm(int(deadline) + 10)
     faulthandler.dump_traceback_later(deadline - 1)
     os.environ.update(WEFT_RANK=str(rank), WEFT_SIZE=str(size), WEFT_MEETING=folder)
     run_rank(Path(folder), rank)

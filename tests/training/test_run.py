@@ -249,5 +249,5 @@ def test_autocast_computes_in_another_type_and_keeps_float32_parameters(tmp_path
     )
     assert cast != plain
     assert cast == pytest.approx(plain, rel=0.05)
-    with pytest.raises(UsageError, match="executor.autocast: 'int8'"):
+    with pytest.raises(UsageError, match=r"executor\.autocast: 'int8'"):
         run(tiny(executor__autocast="int8"), tmp_path / "int8")

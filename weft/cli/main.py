@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from weft.cli.cluster import cluster
 from weft.cli.compare import compare
 from weft.cli.console import error_console
 from weft.cli.doctor import doctor
@@ -20,6 +21,7 @@ from weft.cli.list import list_all
 from weft.cli.prove import prove
 from weft.cli.run import run
 from weft.cli.show import show
+from weft.cli.simulate import simulate
 from weft.errors import WeftError
 
 __all__ = ["app", "main"]
@@ -39,6 +41,8 @@ app = typer.Typer(
 app.command("run")(run)
 app.command("launch")(launch)
 app.command("prove")(prove)
+app.command("simulate")(simulate)
+app.add_typer(cluster, name="cluster")
 app.command("show")(show)
 app.command("compare")(compare)
 app.command("list")(list_all)

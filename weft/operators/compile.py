@@ -24,13 +24,15 @@ __all__ = ["FLAGS", "compile_library", "find_compiler"]
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fwrapv", "-pthread", "-shared", "-fPIC")
 
 
-def compile_library(sources: Sequence[Path], *, flags: Sequence[str] = FLAGS) -> Path:
+def compile_library(sources: Sequence[Path], *, flags: Sequence[str] = FLAGS, compiler: str | None = None) -> Path:
     """The shared library of `sources[0]`; the others are what it includes. Several processes may ask at once.
+
+    Without a `compiler` it is the one that `find_compiler` finds.
 
     Raises:
         CompilerError: there is no compiler, or it refuses the source; holds what it said.
     """
-    compiler = find_compiler()
+    compiler = compiler or find_compiler()
     key = _key([path.read_bytes() for path in sources], [*flags, _version(compiler), _processor()])
     library = cache_folder() / f"{sources[0].stem}-{key}.so"
     if not library.exists():

@@ -171,7 +171,7 @@ def _train_once(
         values={
             **values,
             **watch.values,
-            **probe_data(task),
+            **(probe_data(task) if replicas.rank == 0 else {}),
             **probe_scaling(task, state, values["step_time"], now),
             **({} if surroundings.is_virtual else probe_step(task, state, values["throughput"])),
         },

@@ -19,10 +19,11 @@ from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement import DataParallel
 from weft.errors import DivergedError, PeerLostError, RunFolderError
 from weft.graph import State
-from weft.metrics.record import RunRecord
+from weft.metrics.record import Repetition, RunRecord
 from weft.metrics.record_file import read_record
 from weft.metrics.run_folder import RunFolder, create_run_folder
 from weft.specs import Batch, parse_plan
+from weft.torch_private import use_determinism
 from weft.training import run as run_module
 from weft.training.build import build_splits, build_task
 from weft.training.checkpoint import latest_checkpoint
@@ -32,7 +33,7 @@ from weft.training.interrupt import Interrupt
 from weft.training.loop import take_step, train
 from weft.training.recipe import Recipe
 from weft.training.results import hash_tensors
-from weft.training.run import resume_run, run_recipe, use_determinism
+from weft.training.run import resume_run, run_recipe
 from weft.training.sampling import SamplerState
 
 
@@ -41,6 +42,14 @@ def determinism() -> Iterator[None]:
     """Held for all virtual ranks together: each of them switches it for the whole process."""
     with use_determinism():
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_probes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run measures of itself in the end takes as long as the rest of it; one test looks at it."""
+    if request.function is not test_one_record_by_rank_0_and_equal_replicas:
+        for probe in ("probe_scaling", "probe_step", "probe_data"):
+            monkeypatch.setattr(run_module, probe, lambda *_: {})
 
 
 def replicas_of(group: AbstractGroup, topology: str = "native") -> DataParallel:
@@ -226,12 +235,18 @@ def interrupt_on(monkeypatch: pytest.MonkeyPatch, rank: int, after_step: int) ->
         yield
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Repetition:
+    """A run on three ranks with dropout, not interrupted."""
+    with use_determinism():
+        return run_on(3, tiny(model__dropout=0.3), tmp_path_factory.mktemp("whole") / "run")[0].repetitions[0]
+
+
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_ctrl_c_on_any_rank_leaves_a_run_that_resumes_to_the_same_bits(
-    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rank: int, whole: Repetition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tiny(model__dropout=0.3)
-    whole = run_on(3, recipe, tmp_path / "whole")[0].repetitions[0]
     with interrupt_on(monkeypatch, rank, 3), pytest.raises(KeyboardInterrupt):
         run_on(3, recipe, tmp_path / "cut")
     assert read_record(tmp_path / "cut").repetitions[0].status == "interrupted"

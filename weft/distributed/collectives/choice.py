@@ -1,6 +1,7 @@
 """Which all-reduce for which message: a fixed name, or the one that alpha, beta and gamma make the fastest."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from weft.errors import UsageError, nearest
@@ -15,6 +16,7 @@ AlgorithmName = Literal["auto", "direct", "halving_doubling", "hierarchical", "n
 COMPARED: tuple[AllReduceAlgorithm, ...] = ("direct", "ring", "halving_doubling", "tree")
 
 
+@lru_cache(1024)
 def choose(size: int, num_bytes: int, alpha: float, beta: float, gamma: float = 0.0) -> AllReduceAlgorithm:
     """The fastest all-reduce on a network without contention.
 

@@ -15,7 +15,7 @@
 
 namespace weft {
 
-constexpr int64_t kGraceNs = 50 * 1000;  // for a caller to wait for what it started
+constexpr int64_t kGraceNs = 150 * 1000;  // for a caller to wait for what it started
 constexpr int64_t kCallerSpinNs = 200 * 1000;
 constexpr int64_t kHoldNs = 30 * 1000;
 constexpr int64_t kThreadSpinNs = 3 * 1000;       // it competes with the computation
@@ -70,7 +70,9 @@ class Engine {
                 if (num_open_.load() > 0) set_timer(1);
                 continue;
             }
+            sleepers_.fetch_add(1);
             futex_wait(call.done, 0, kLookNs);
+            sleepers_.fetch_sub(1);
         }
         callers_.fetch_sub(1);
         call.waited.fetch_add(now_ns() - begin);
@@ -159,7 +161,7 @@ class Engine {
         num_adopted_--;
         num_open_.fetch_sub(1);
         call->done.store(1);
-        if (callers_.load() > 0) futex_wake(call->done);  // by address: its owner may have freed the call by now
+        if (sleepers_.load() > 0) futex_wake(call->done);  // by address: its owner may have freed the call by now
     }
 
     // --- waiting
@@ -347,7 +349,7 @@ class Engine {
     std::mutex inbox_lock_;
     std::vector<Call*> inbox_;
     std::atomic<int64_t> num_open_{0};
-    std::atomic<int> callers_{0};
+    std::atomic<int> callers_{0}, sleepers_{0};
     std::atomic<bool> stop_{false}, timer_set_{false};
     std::mutex drive_;
     // Belongs to whoever drives:
@@ -379,12 +381,20 @@ Engine* weft_open(void* base, int size, int64_t arena_bytes, int rank, const int
 
 void weft_close(Engine* engine) { delete engine; }
 
-Call* weft_start(Engine* engine, int kind, int type, int op, int root, int64_t tag, const void* input, void* output,
-                 int64_t count, int64_t width, const int32_t* neighbours, const double* weights, int num_neighbours) {
-    Call* call = new Call{weft::Kind(kind), weft::Type(type), weft::Reduction(op), root, tag,
-                          static_cast<const char*>(input), static_cast<char*>(output), count, width, {}, {}};
-    if (num_neighbours > 0) call->neighbours.assign(neighbours, neighbours + num_neighbours);
-    if (weights) call->weights.assign(weights, weights + num_neighbours + 1);
+// What native.py packs; pointers as whole numbers.
+struct Order {
+    int32_t kind, type, op, root;
+    int64_t tag, input, output, count, width, num_neighbours;
+};
+
+Call* weft_start(Engine* engine, const Order* packed, const int32_t* neighbours, const double* weights) {
+    Order order;
+    std::memcpy(&order, packed, sizeof order);  // it need not be aligned
+    Call* call = new Call{weft::Kind(order.kind), weft::Type(order.type), weft::Reduction(order.op), order.root,
+                          order.tag, reinterpret_cast<const char*>(order.input), reinterpret_cast<char*>(order.output),
+                          order.count, order.width, {}, {}};
+    if (neighbours) call->neighbours.assign(neighbours, neighbours + order.num_neighbours);
+    if (weights) call->weights.assign(weights, weights + order.num_neighbours + 1);
     engine->start(call);
     return call;
 }

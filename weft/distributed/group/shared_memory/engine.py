@@ -45,7 +45,7 @@ class Timing:
 class Seat:
     """An engine's place among its peers.
 
-    `pidfds` are descriptors of all ranks' processes, in rank order. Where each rank has a core, one that waits may spin.
+    `pidfds` are descriptors of all ranks' processes, in rank order. Where each rank has a core, a waiting one may spin.
     """
 
     rank: int

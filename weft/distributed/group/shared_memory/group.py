@@ -15,7 +15,7 @@ from weft.distributed.group.shared_memory.rendezvous import AbstractRendezvous, 
 from weft.distributed.group.shared_memory.request import lower
 from weft.distributed.group.shared_memory.segment import MAX_RANKS, Membership
 from weft.distributed.group.shared_memory.splitting import SplitRendezvous, find_members
-from weft.distributed.group.shared_memory.work import SharedMemoryWork
+from weft.distributed.group.shared_memory.work import Owner, SharedMemoryWork
 from weft.errors import UsageError
 
 __all__ = ["SharedMemoryGroup"]
@@ -63,7 +63,7 @@ class SharedMemoryGroup(AbstractGroup):
         self._timeout = timeout
         self._clock = RealClock()
         self._session: Session | None = open_session(rendezvous, self._member, timeout)
-        self._open: dict[int, SharedMemoryWork] = {}
+        self._owner = Owner(rank, timeout, {})
         self._shut = weakref.finalize(self, self._session.close)  # also when the interpreter ends
 
     @property
@@ -87,10 +87,9 @@ class SharedMemoryGroup(AbstractGroup):
         if session is None:
             raise UsageError(f"the group is closed (rank: {member.rank}); open a new one")
         request = lower(call, member.rank, member.size)
-        work = SharedMemoryWork(session.engine, request, self._open, member.rank, self._timeout)
-        if len(self._open) > MAX_OPEN:
-            for other in list(self._open.values()):
-                other.is_done()
+        work = SharedMemoryWork(self._owner, session.engine, request)
+        if len(self._owner.still_open) > MAX_OPEN:
+            self._let_go()
         return work
 
     def split(self, colour: int, key: int) -> "SharedMemoryGroup":
@@ -113,5 +112,9 @@ class SharedMemoryGroup(AbstractGroup):
     def close(self) -> None:
         self._session = None
         self._shut()
-        for work in list(self._open.values()):
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Works drop out of `still_open` when they are seen to have ended."""
+        for work in list(self._owner.still_open.values()):
             work.is_done()

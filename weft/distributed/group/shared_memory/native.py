@@ -4,6 +4,7 @@ import ctypes
 import mmap
 from functools import cache
 from pathlib import Path
+from struct import Struct
 from typing import Any, final
 
 from weft.distributed.group.shared_memory.engine import AbstractEngine, Outcome, Reason, Seat, Timing
@@ -15,7 +16,8 @@ __all__ = ["NativeEngine", "arena_offset", "load_library", "segment_bytes"]
 SOURCES = ("engine.cpp", "channels.h", "collectives.h", "reduce.h", "segment.h")
 
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
-_START = [_POINTER, _INT, _INT, _INT, _INT, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _INT]
+# kind, type, op, root, tag, addresses of input and output, length, width, neighbours: `Order` of engine.cpp.
+_ORDER = Struct("=4i6q")
 _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "weft_arena_offset": (_LONG, [_INT, _LONG, _INT]),
     "weft_forget": (None, [_POINTER]),
@@ -23,7 +25,7 @@ _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "weft_open": (_POINTER, [_POINTER, _INT, _LONG, _INT, _POINTER, _LONG, _INT]),
     "weft_outcome": (_LONG, [_POINTER]),
     "weft_segment_bytes": (_LONG, [_INT, _LONG]),
-    "weft_start": (_POINTER, _START),
+    "weft_start": (_POINTER, [_POINTER, ctypes.c_char_p, _POINTER, _POINTER]),
     "weft_times": (None, [_POINTER, _POINTER]),
 }
 _BLOCKING: dict[str, tuple[Any, list[Any]]] = {
@@ -81,20 +83,15 @@ class NativeEngine(AbstractEngine):
 
     def start(self, request: Request) -> int:
         kind, source, target, length, width, type_, op, root, tag, neighbours, weights, _ = request
+        source_at = 0 if source is None else source.data_ptr()
+        target_at = 0 if target is None else target.data_ptr()
+        # One packed argument: a long list of them costs ctypes more than the call itself.
+        order = _ORDER.pack(kind, type_, op, root, tag, source_at, target_at, length, width, len(neighbours))
         handle: int = self._start(
             self._engine,
-            kind,
-            type_,
-            op,
-            root,
-            tag,
-            None if source is None else source.data_ptr(),
-            None if target is None else target.data_ptr(),
-            length,
-            width,
+            order,
             (ctypes.c_int32 * len(neighbours))(*neighbours) if neighbours else None,
             (ctypes.c_double * len(weights))(*weights) if weights else None,
-            len(neighbours),
         )
         return handle
 

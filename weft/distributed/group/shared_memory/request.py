@@ -1,7 +1,6 @@
 """A call in the terms of the engine: addresses, counts, codes. Pure: nothing is moved but into contiguous copies."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -52,8 +51,7 @@ class Request(NamedTuple):
     back: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Seat:
+class _Seat(NamedTuple):
     rank: int
     size: int
 

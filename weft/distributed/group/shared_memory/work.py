@@ -1,5 +1,6 @@
 """A call of the shared-memory group under way."""
 
+from dataclasses import dataclass
 from typing import final
 
 from weft.distributed.group.group import AbstractWork
@@ -7,32 +8,32 @@ from weft.distributed.group.shared_memory.engine import AbstractEngine, Outcome,
 from weft.distributed.group.shared_memory.request import Request
 from weft.errors import PeerLostError, UsageError
 
-__all__ = ["SharedMemoryWork"]
+__all__ = ["Owner", "SharedMemoryWork"]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What the works of one group share; `still_open` holds those that their callers may have dropped."""
+
+    rank: int
+    timeout: float  # seconds
+    still_open: "dict[int, SharedMemoryWork]"
 
 
 @final
 class SharedMemoryWork(AbstractWork):
-    """Holds its tensors until the call has ended; `still_open` holds the work, for an owner who drops it."""
+    """Holds its tensors until the call has ended."""
 
-    __slots__ = ("_engine", "_handle", "_has_ended", "_outcome", "_rank", "_request", "_still_open", "_timeout")
+    __slots__ = ("_engine", "_handle", "_has_ended", "_outcome", "_owner", "_request")
 
-    def __init__(
-        self,
-        engine: AbstractEngine,
-        request: Request,
-        still_open: "dict[int, SharedMemoryWork]",
-        rank: int,
-        timeout: float,
-    ) -> None:
+    def __init__(self, owner: "Owner", engine: AbstractEngine, request: Request) -> None:
+        self._owner = owner
         self._engine = engine
         self._request: Request | None = request
-        self._rank = rank
-        self._timeout = timeout
         self._outcome: Outcome | None = None
         self._has_ended = False
-        self._still_open = still_open
         self._handle = engine.start(request)
-        still_open[self._handle] = self
+        owner.still_open[self._handle] = self
 
     def __del__(self) -> None:
         if self._has_ended:  # otherwise the constructor failed
@@ -42,7 +43,7 @@ class SharedMemoryWork(AbstractWork):
         if not self._has_ended:
             self._settle(self._engine.wait(self._handle))
         if self._outcome is not None:
-            raise explain(self._outcome, self._rank, self._timeout)
+            raise explain(self._outcome, self._owner.rank, self._owner.timeout)
 
     def is_done(self) -> bool:
         if not self._has_ended and self._engine.is_done(self._handle):
@@ -62,7 +63,7 @@ class SharedMemoryWork(AbstractWork):
         if outcome is None and request.back is not None and request.target is not None:
             request.back.copy_(request.target)
         self._has_ended = True
-        self._still_open.pop(self._handle, None)
+        self._owner.still_open.pop(self._handle, None)
 
 
 def explain(outcome: Outcome, rank: int, timeout: float) -> Exception:
@@ -88,8 +89,9 @@ def explain(outcome: Outcome, rank: int, timeout: float) -> Exception:
                 peer,
             )
         case Reason.MISMATCH:
+            other = "found by a peer" if peer == rank else f"other rank: {peer}"
             return UsageError(
-                f"ranks started calls that do not match (rank: {rank}, other rank: {peer}); "
+                f"ranks started calls that do not match (rank: {rank}, {other}); "
                 "make all ranks start the same calls, with the same sizes and types"
             )
         case _:

@@ -1,0 +1,224 @@
+"""Capture: from a step written in Python to one graph of ATen operators, without running it.
+
+    step(state, batch)  --trace-->  operators, writes in place among them  --functionalise-->  pure  --tidy-->  Graph
+
+Tensors are fake while tracing, so nothing is computed. There are two traces because a function that calls autograd
+cannot be functionalised, while its trace, which calls none, can. The second is left out where nothing is written.
+
+PyTorch's Python dispatcher would declare what batch norm writes, but it also swaps dropout and others for operators
+that round differently. So it stays off, and batch norm's hidden write is declared here.
+"""
+
+import linecache
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from weft.errors import GraphError
+from weft.graph.graph import Graph, is_random
+from weft.graph.structure import Tree, fill, flatten, paths_of
+from weft.graph.validity import check_graph
+from weft.torch_private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    fake_mode,
+    functionalise,
+    trace,
+)
+
+__all__ = ["Step", "capture", "remove_dead"]
+
+aten = torch.ops.aten
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+"""`(state, batch) -> (outputs, new state)`, pure; each a nested dict, list or tuple of tensors."""
+
+_IDENTITIES = (aten.detach.default, aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.alias.default)
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_SHIM = "torch_private.py"
+
+
+def capture(step: Step, state: Any, batch: Any) -> Graph:
+    """The graph of a step, for tensors of these shapes and types; their values do not matter.
+
+    State that is written in place counts as returned only if the step returns it. Random numbers are drawn from the
+    default generator, in the order of the operators that draw them.
+
+    Raises:
+        GraphError: the step uses a tensor from elsewhere, decides by a tensor's value, forgets a write, or returns a
+            state of another form; names the line.
+
+    >>> import torch
+    >>> graph = capture(lambda state, batch: (state["w"] * batch, {"w": state["w"] + 1}), {"w": torch.ones(2)}, torch.ones(2))
+    >>> [operator.target for operator in graph.operators]
+    ['aten.mul.Tensor', 'aten.add.Tensor']
+    """
+    leaves, arguments = flatten((state, batch))
+    returned: list[Tree] = []
+
+    def flat_step(*tensors: Tensor) -> tuple[Any, ...]:
+        result = step(*fill(arguments, tensors))
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise GraphError(f"a step returns (outputs, new state) (found: {type(result).__name__}); return both")
+        flat, tree = flatten(result)
+        returned[:] = [tree]
+        return tuple(flat)
+
+    module = _trace_pure(flat_step, leaves)
+    results = returned[0]
+    constants = {node.target: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    written = _remove_writes(module.graph)
+    _remove_identities(module.graph)
+    remove_dead(module.graph)
+    _name_placeholders(module.graph, arguments)
+    graph = Graph(module.graph, arguments, results, constants)
+    _check_writes(graph, written)
+    check_graph(graph)
+    return graph
+
+
+def remove_dead(graph: fx.Graph) -> int:
+    """Erase what nobody reads, save what draws random numbers: those behind it would draw others. Returns how many."""
+    count = 0
+    for node in reversed(list(graph.nodes)):
+        if node.op in ("call_function", "get_attr") and not node.users and not is_random(node):
+            graph.erase_node(node)
+            count += 1
+    return count
+
+
+def _trace_pure(flat_step: Callable[..., Any], leaves: Sequence[Tensor]) -> fx.GraphModule:
+    mode = fake_mode()
+    fakes = [mode.from_tensor(leaf) for leaf in leaves]
+    try:
+        module = trace(flat_step, fakes, mode, _annotate)
+    except (AssertionError, DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise _explained(error) or error from None
+    _declare_batch_norm(module.graph)
+    if not any(_is_write(node) for node in module.graph.nodes):
+        return module
+    again = _Replay(module)
+    return functionalise(again.run, [fake.detach() for fake in fakes], mode, again.annotate)
+
+
+class _Replay(fx.Interpreter):
+    """Runs a traced graph so that each node of the next trace inherits what is known of the node it comes from."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self._current: fx.Node | None = None
+
+    def run_node(self, n: fx.Node) -> Any:
+        self._current = n
+        return super().run_node(n)
+
+    def annotate(self, node: fx.Node, _is_backward: bool) -> None:
+        if self._current is not None:
+            node.meta.update({key: self._current.meta[key] for key in _OURS if key in self._current.meta})
+
+
+_OURS = ("is_backward", "line")
+
+
+def _annotate(node: fx.Node, is_backward: bool) -> None:
+    node.meta["is_backward"] = is_backward
+    node.meta["line"] = _line_on_stack()
+
+
+def _line_on_stack() -> str:
+    frame = sys._getframe()
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if _is_the_users(name):
+            return f"{Path(name).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _is_the_users(file: str) -> bool:
+    return not file.startswith(_NOT_THE_USERS) and not file.endswith((_SHIM, "contextlib.py"))
+
+
+def _explained(error: BaseException) -> GraphError | None:
+    """What a refusal of the fake tensors means, and the line of the user's code that led to it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
+    where = "unknown"
+    if frames:
+        last = frames[-1]
+        code = linecache.getline(last.filename, last.lineno or 0).strip()
+        where = f"{last.filename}:{last.lineno}: {code}"
+    if isinstance(error, DynamicOutputShapeException):
+        return GraphError(f"a shape depends on the values of a tensor ({where}); use torch.where, or do it outside")
+    if isinstance(error, DataDependentOutputException):
+        return GraphError(f"step decides by the value of a tensor ({where}); use torch.where, or decide outside the step")
+    if "convert all Tensors to FakeTensors" in str(error):
+        return GraphError(
+            f"step uses a tensor that is in neither its state nor its batch ({where}); "
+            "pass it in the state, or make it a buffer of its module"
+        )
+    return None
+
+
+def _declare_batch_norm(graph: fx.Graph) -> None:
+    """native_batch_norm writes its running statistics and does not say so; its twin does, and computes the same."""
+    for node in graph.nodes:
+        if node.target is aten.native_batch_norm.default and node.args[3] is not None and node.args[5]:
+            node.target = aten._native_batch_norm_legit.default
+
+
+def _is_write(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+
+
+def _remove_writes(graph: fx.Graph) -> dict[int, fx.Node]:
+    """Take out the closing copies into arguments; returns what each argument, by place, was to become."""
+    places = {node: i for i, node in enumerate(n for n in graph.nodes if n.op == "placeholder")}
+    written = {}
+    for node in list(graph.nodes):
+        if node.target is aten.copy_.default and node.args[0] in places:
+            target, value = node.args[:2]
+            written[places[target]] = value
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
+    return written
+
+
+def _remove_identities(graph: fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if node.target in _IDENTITIES:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _check_writes(graph: Graph, written: dict[int, fx.Node]) -> None:
+    """What the step wrote in place must be in the state that it returns, or the write would be lost."""
+    state_paths = {path: leaf for path, leaf in paths_of(graph.arguments)}
+    result_paths = dict(paths_of(graph.results))
+    for path, leaf in state_paths.items():
+        if leaf in written:
+            part, _, rest = path.partition(".")
+            name = f"{'state' if part == '0' else 'batch'}.{rest}".rstrip(".")
+            place = result_paths.get(path) if part == "0" else None
+            place = result_paths.get(f"1.{rest}".rstrip(".")) if part == "0" else None
+            if place is None or graph.result_nodes[place] is not _followed(written[leaf]):
+                raise GraphError(f"step writes in place to what it does not return ({name}); return it in the state")
+
+
+def _followed(node: fx.Node) -> fx.Node:
+    while node.target in _IDENTITIES:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _name_placeholders(graph: fx.Graph, arguments: Tree) -> None:
+    """Call placeholders after their places: `parameters_0_weight`."""
+    paths: dict[int, str] = {}
+    for path, leaf in paths_of(arguments):
+        paths.setdefault(leaf, path.partition(".")[2] or ("state" if path.startswith("0") else "batch"))
+    for i, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
+        node._rename("".join(c if c.isalnum() else "_" for c in paths[i]))
