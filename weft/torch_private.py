@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import _FlopCounterMode
 
 __all__ = [
+    "Annotate",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "fake_mode",
@@ -67,14 +68,14 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=False)
 
 
-def trace(
-    function: Callable[..., Any], fakes: Sequence[Tensor], mode: FakeTensorMode, annotate: Callable[[fx.Node, bool], None]
-) -> fx.GraphModule:
-    """The ATen operators that a function calls, its gradients' among them.
+Annotate = Callable[[fx.Node, bool], None]
+"""Told of every new node, and whether autograd's backward called for it, while the call is on the stack."""
 
-    Args:
-        annotate: told of every new node, and whether autograd's backward called for it, while the call is on the stack.
-    """
+
+def trace(
+    function: Callable[..., Any], annotate: Annotate, fakes: Sequence[Tensor], mode: FakeTensorMode
+) -> fx.GraphModule:
+    """The ATen operators that a function calls, its gradients' among them."""
 
     def watched(*arguments: Tensor) -> Any:
         proxies = get_proxy_mode()
@@ -88,17 +89,17 @@ def trace(
 
 
 def functionalise(
-    function: Callable[..., Any], fakes: Sequence[Tensor], mode: FakeTensorMode, annotate: Callable[[fx.Node, bool], None]
+    function: Callable[..., Any], annotate: Annotate, fakes: Sequence[Tensor], mode: FakeTensorMode
 ) -> fx.GraphModule:
     """The same operators without writes in place; a write to an argument is a `copy_` at the end. No gradients."""
-    return trace(functionalize(function, remove="mutations"), fakes, mode, annotate)
+    return trace(functionalize(function, remove="mutations"), annotate, fakes, mode)
 
 
 @leave_compiler_alone
 class _Watch(TorchDispatchMode):
     """Tells of each node that a call adds to the graph."""
 
-    def __init__(self, graph: fx.Graph, annotate: Callable[[fx.Node, bool], None]) -> None:
+    def __init__(self, graph: fx.Graph, annotate: Annotate) -> None:
         super().__init__()
         self._graph = graph
         self._annotate = annotate

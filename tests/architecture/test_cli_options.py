@@ -1,6 +1,6 @@
 """The command line is frozen: what users type in scripts changes only together with this table and the changelog."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -10,19 +10,38 @@ from weft.cli.main import app
 # Sub-command -> its arguments in order, then its options; "" holds the options before any sub-command.
 OPTIONS = {
     "": ["--debug", "--version"],
+    "cluster": [],
+    "cluster probe": ["--json", "--out", "--workers"],
     "compare": ["RUN_A", "RUN_B", "--force", "--json"],
     "doctor": ["--json"],
+    "launch": ["SCRIPT", "ARGUMENTS", "--workers"],
     "list": ["--json"],
-    "run": ["RECIPE", "--json", "--out", "--quiet", "--repeat", "--resume", "--seed", "--set", "-q"],
+    "prove": ["RECIPE", "--json", "--plan", "--seed", "--set", "--steps", "--tolerance", "--workers"],
+    "run": [
+        "RECIPE",
+        *("--json", "--out", "--plan", "--quiet", "--repeat", "--resume", "--seed", "--set", "--workers", "-q"),
+    ],
     "show": ["RUN", "--json"],
+    "simulate": [
+        "RECIPE",
+        *("--cluster", "--compute-seconds", "--json", "--out", "--plan", "--quiet", "--ranks", "--repeat", "--seed"),
+        *("--set", "--workers", "-q"),
+    ],
 }
 
 
 def options_of(application: typer.Typer) -> dict[str, list[str]]:
     """What each sub-command takes, in the form of the table."""
-    group = typer.main.get_command(application)
-    commands = {"": group, **getattr(group, "commands", {})}
+    commands = _commands_of("", typer.main.get_command(application))
     return {name: _spell(command.params) for name, command in sorted(commands.items())}
+
+
+def _commands_of(name: str, command: Any) -> dict[str, Any]:
+    """The command and all below it, by the words that call them."""
+    below = getattr(command, "commands", {}).items()
+    return {name: command} | {
+        k: v for word, sub in below for k, v in _commands_of(f"{name} {word}".strip(), sub).items()
+    }
 
 
 def _spell(parameters: list[typer.core.TyperOption | typer.core.TyperArgument]) -> list[str]:
@@ -49,6 +68,12 @@ def small_app(command_name: str = "walk", option: str = "--fast/--slow") -> type
 
 def test_arguments_and_all_spellings_are_seen() -> None:
     assert options_of(small_app()) == {"": ["--loud"], "walk": ["PLACE", "--fast", "--slow"]}
+
+
+def test_commands_below_a_command_are_seen() -> None:
+    application = typer.Typer(add_completion=False)
+    application.add_typer(small_app(), name="go")
+    assert options_of(application) == {"": [], "go": ["--loud"], "go walk": ["PLACE", "--fast", "--slow"]}
 
 
 @pytest.mark.parametrize("changed", [small_app(command_name="run"), small_app(option="--quick")])

@@ -193,39 +193,41 @@ def check_arrival(subject: Subject) -> None:
     backward   last  -> probe -> first
     sink           ^ last           ^ first
     """
-    log: list[str] = []
-    module = nn.Sequential(nn.Linear(4, 4), Probe(log), nn.Linear(4, 3))
+    module = nn.Sequential(nn.Linear(4, 4), Probe(), nn.Linear(4, 3))
     executor = subject.factory(module, nn.functional.mse_loss)
-    executor(executor.initial_state(), CASES[0].batch(), lambda name, _: log.append(name))
+    state, log = executor.initial_state(), PASSED
+    log.clear()
+    executor(state, CASES[0].batch(), lambda name, _: log.append(name))
     assert set(log[:2]) == {"2.weight", "2.bias"}
     assert log[2] == "probe"
     assert set(log[3:]) == {"0.weight", "0.bias"}
 
 
-class Probe(nn.Module):
-    """Hands its input on, and writes into a log when backward passes. A copy writes into the same log."""
+PASSED: list[str] = []
+"""Where the probe writes when backward passes it."""
 
-    def __init__(self, log: list[str]) -> None:
-        super().__init__()
-        self.log = log
+
+class Probe(nn.Module):
+    """Hands its input on, and writes into the log when backward passes: by operators, so that graphs have them too."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return Passed.apply(x, self.log)  # type: ignore[no-any-return, no-untyped-call]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Probe":
-        return Probe(self.log)
+        return probe_forward(x)
 
 
-class Passed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, log: list[str]) -> Tensor:
-        ctx.log = log
-        return x.clone()
+@torch.library.custom_op("weft_tests::probe", mutates_args=())
+def probe_forward(x: Tensor) -> Tensor:
+    return x.clone()
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.log.append("probe")
-        return gradient, None
+
+@torch.library.custom_op("weft_tests::probe_backward", mutates_args=())
+def probe_backward(gradient: Tensor) -> Tensor:
+    PASSED.append("probe")
+    return gradient.clone()
+
+
+probe_forward.register_fake(torch.empty_like)
+probe_backward.register_fake(torch.empty_like)
+probe_forward.register_autograd(lambda ctx, gradient: probe_backward(gradient))
 
 
 @dataclass(frozen=True)

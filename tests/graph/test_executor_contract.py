@@ -9,11 +9,21 @@ from torch import Tensor, nn
 
 from tests.graph.cases import CASES, Case
 from tests.graph.contract import CHECKS, Check, Subject, check_arrival, take
-from weft.graph import AbstractExecutor, EagerExecutor, GradientSink, Loss, Outputs, ReferenceExecutor, State
+from weft.graph import (
+    AbstractExecutor,
+    EagerExecutor,
+    GradientSink,
+    GraphExecutor,
+    Loss,
+    Outputs,
+    ReferenceExecutor,
+    State,
+)
 from weft.specs import Batch
 
 EXECUTORS = (
     Subject("eager", EagerExecutor),
+    Subject("graph", GraphExecutor),
     Subject("reference", ReferenceExecutor, dtype=torch.float64),
 )
 

@@ -11,7 +11,7 @@ import pytest
 from weft.metrics.record_file import read_record
 from weft.metrics.run_folder import RunFolder
 
-SETTINGS = ["--set", "epochs=3", "--set", "checkpoint_steps=7", "--set", "batch_size=64", "--quiet"]
+SETTINGS = ["--set", "epochs=1.2", "--set", "checkpoint_steps=5", "--set", "batch_size=64", "--quiet"]
 DEADLINE = 100.0
 
 
@@ -41,7 +41,7 @@ def kill_at(process: subprocess.Popen[bytes], log: Path, step: int) -> None:
 @pytest.mark.parametrize("ranks", [[], ["--workers", "2"]], ids=["one process", "two ranks"])
 def test_killed_at_a_random_step_and_resumed(tmp_path: Path, ranks: list[str]) -> None:
     finish(weft("digits_cnn", *SETTINGS, *ranks, "--out", str(tmp_path / "whole")))
-    step = random.Random(len(ranks)).randint(8, 40)
+    step = random.Random(len(ranks)).randint(6, 18)
     kill_at(weft("digits_cnn", *SETTINGS, *ranks, "--out", str(tmp_path / "cut")), tmp_path / "cut" / "log.jsonl", step)
     assert read_record(tmp_path / "cut").repetitions[0].status == "running"
     assert list(RunFolder(tmp_path / "cut").checkpoint.rglob("index.json"))

@@ -62,8 +62,7 @@ def _print_tables(found: "ClusterProbe", choices: "list[Chosen]") -> None:
 
     fits = {"inside a host": found.inside, "over sockets": found.between}
     rows = [(n, quantity(f.alpha, "s"), rate(f.beta), f"{f.worst_error:.0%}") for n, f in fits.items()]
-    headers = ("link", "a message", "then", "largest residual")
-    print_tables(section("messages", aligned("lrrr", rows, headers)))
+    print_tables(section("messages", aligned("lrrr", rows, ("link", "a message", "then", "largest residual"))))
     by_size = {size: [c for c in choices if c.num_bytes == size] for size in SIZES}
     cells = [
         (quantity(size, "B"), *(f"{c.algorithm} {quantity(c.seconds, 's')}" for c in row))

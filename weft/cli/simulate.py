@@ -66,12 +66,17 @@ def _print_result(simulation: "Simulation", path: Path, *, json: bool) -> None:
     from weft.report.table import aligned, section
 
     if json:
-        print_json({**record_document(simulation.record, path), "simulation": _facts(simulation)})
+        costs = {"network": simulation.network, "compute": simulation.compute}
+        print_json({**record_document(simulation.record, path), "simulation": _facts(simulation) | costs})
         return
     print_tables(render_run(simulation.record))
-    rows = [(name.replace("_", " "), f"{value:,.6g}") for name, value in _facts(simulation).items()]
+    rows = [(name.replace("_", " "), _format(value)) for name, value in _facts(simulation).items()]
     print_tables(section("simulated; times above are virtual", aligned("lr", rows)))
     print(f"run folder: {path}")
+
+
+def _format(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _facts(simulation: "Simulation") -> dict[str, Any]:

@@ -44,7 +44,7 @@ class ComputeModel:
 
     def __post_init__(self) -> None:
         seconds = (self.seconds_per_pass, self.seconds_per_sample, self.seconds_per_update)
-        if not min(seconds) >= 0:
+        if not all(number >= 0 for number in seconds):
             raise UsageError(f"computation takes less than no time (seconds: {seconds}); give 0 or more")
         wrong = [name for name, share in self.ready.items() if not 0 < share <= 1]
         if wrong:

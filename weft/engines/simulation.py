@@ -121,7 +121,7 @@ def clock_rules(network: NetworkModel, compute: ComputeModel) -> str:
     """What the times of a simulated run mean, in words."""
     inside = f" ({network.inside.alpha:g} s and {network.inside.beta:g} s/B inside a host)" if network.inside else ""
     return (
-        "time is virtual and starts at the first step's data, without checkpoints; a message takes "
+        "time is virtual and starts when the ranks do; nothing is saved on the way; a message takes "
         f"{network.between.alpha:g} s and {network.between.beta:g} s/B{inside}, computation {compute}"
     )
 

@@ -1,15 +1,34 @@
 """Level 1: the training step, and what executes it."""
 
+from weft.graph.capture import Step, capture
 from weft.graph.eager import EagerExecutor
 from weft.graph.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
+from weft.graph.generated import GraphExecutor, inference_step, training_step
+from weft.graph.graph import Graph, Operator, Variable
+from weft.graph.program import Program
 from weft.graph.reference import ReferenceExecutor
+from weft.graph.text import text_of
+from weft.graph.validity import check_graph, check_pass, check_shapes
 
 __all__ = [
     "AbstractExecutor",
     "EagerExecutor",
     "GradientSink",
+    "Graph",
+    "GraphExecutor",
     "Loss",
+    "Operator",
     "Outputs",
+    "Program",
     "ReferenceExecutor",
     "State",
+    "Step",
+    "Variable",
+    "capture",
+    "check_graph",
+    "check_pass",
+    "check_shapes",
+    "inference_step",
+    "text_of",
+    "training_step",
 ]

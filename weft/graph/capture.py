@@ -13,6 +13,7 @@ import linecache
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from torch import Tensor, fx
 
 from weft.errors import GraphError
 from weft.graph.graph import Graph, is_random
+from weft.graph.replay import replay
 from weft.graph.structure import Tree, fill, flatten, paths_of
 from weft.graph.validity import check_graph
 from weft.torch_private import (
+    Annotate,
     DataDependentOutputException,
     DynamicOutputShapeException,
     fake_mode,
@@ -58,27 +61,25 @@ def capture(step: Step, state: Any, batch: Any) -> Graph:
     >>> [operator.target for operator in graph.operators]
     ['aten.mul.Tensor', 'aten.add.Tensor']
     """
-    leaves, arguments = flatten((state, batch))
+    leaves, arguments = flatten({"state": state, "batch": batch})
     returned: list[Tree] = []
 
     def flat_step(*tensors: Tensor) -> tuple[Any, ...]:
-        result = step(*fill(arguments, tensors))
+        result = step(**fill(arguments, tensors))
         if not isinstance(result, tuple) or len(result) != 2:
             raise GraphError(f"a step returns (outputs, new state) (found: {type(result).__name__}); return both")
-        flat, tree = flatten(result)
-        returned[:] = [tree]
+        flat, tree = flatten({"outputs": result[0], "state": result[1]})
+        returned.append(tree)
         return tuple(flat)
 
     module = _trace_pure(flat_step, leaves)
-    results = returned[0]
-    constants = {node.target: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"}
     written = _remove_writes(module.graph)
     _remove_identities(module.graph)
     remove_dead(module.graph)
-    _name_placeholders(module.graph, arguments)
-    graph = Graph(module.graph, arguments, results, constants)
-    _check_writes(graph, written)
+    constants = {node.target: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"}
+    graph = Graph(_with_names(module.graph, arguments), arguments, returned[0], constants)
     check_graph(graph)
+    _check_writes(graph, written)
     return graph
 
 
@@ -96,30 +97,27 @@ def _trace_pure(flat_step: Callable[..., Any], leaves: Sequence[Tensor]) -> fx.G
     mode = fake_mode()
     fakes = [mode.from_tensor(leaf) for leaf in leaves]
     try:
-        module = trace(flat_step, fakes, mode, _annotate)
+        module = trace(flat_step, _annotate, fakes, mode)
     except (AssertionError, DataDependentOutputException, DynamicOutputShapeException) as error:
         raise _explained(error) or error from None
     _declare_batch_norm(module.graph)
     if not any(_is_write(node) for node in module.graph.nodes):
         return module
-    again = _Replay(module)
-    return functionalise(again.run, [fake.detach() for fake in fakes], mode, again.annotate)
+    return functionalise(*_again(module), [fake.detach() for fake in fakes], mode)
 
 
-class _Replay(fx.Interpreter):
-    """Runs a traced graph so that each node of the next trace inherits what is known of the node it comes from."""
+def _again(module: fx.GraphModule) -> tuple[Callable[..., Any], Annotate]:
+    """Runs a traced graph, so that each node of the next trace inherits what is known of the node it comes from."""
+    current: list[fx.Node] = []
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module)
-        self._current: fx.Node | None = None
+    def run(*inputs: Tensor) -> Any:
+        values = replay(module.graph, inputs, partial(getattr, module), lambda node: current.__setitem__(slice(None), [node]))
+        return values[module.graph.output_node()]
 
-    def run_node(self, n: fx.Node) -> Any:
-        self._current = n
-        return super().run_node(n)
+    def annotate(node: fx.Node, _is_backward: bool) -> None:
+        node.meta.update({key: current[0].meta[key] for key in _OURS if key in current[0].meta})
 
-    def annotate(self, node: fx.Node, _is_backward: bool) -> None:
-        if self._current is not None:
-            node.meta.update({key: self._current.meta[key] for key in _OURS if key in self._current.meta})
+    return run, annotate
 
 
 _OURS = ("is_backward", "line")
@@ -175,15 +173,14 @@ def _is_write(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
 
 
-def _remove_writes(graph: fx.Graph) -> dict[int, fx.Node]:
-    """Take out the closing copies into arguments; returns what each argument, by place, was to become."""
+def _remove_writes(graph: fx.Graph) -> set[int]:
+    """Take out the closing copies into arguments; returns the places of the arguments that were written."""
     places = {node: i for i, node in enumerate(n for n in graph.nodes if n.op == "placeholder")}
-    written = {}
+    written = set()
     for node in list(graph.nodes):
         if node.target is aten.copy_.default and node.args[0] in places:
-            target, value = node.args[:2]
-            written[places[target]] = value
-            node.replace_all_uses_with(value)
+            written.add(places[node.args[0]])
+            node.replace_all_uses_with(node.args[1])
             graph.erase_node(node)
     return written
 
@@ -195,30 +192,27 @@ def _remove_identities(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _check_writes(graph: Graph, written: dict[int, fx.Node]) -> None:
+def _check_writes(graph: Graph, written: set[int]) -> None:
     """What the step wrote in place must be in the state that it returns, or the write would be lost."""
-    state_paths = {path: leaf for path, leaf in paths_of(graph.arguments)}
-    result_paths = dict(paths_of(graph.results))
-    for path, leaf in state_paths.items():
-        if leaf in written:
-            part, _, rest = path.partition(".")
-            name = f"{'state' if part == '0' else 'batch'}.{rest}".rstrip(".")
-            place = result_paths.get(path) if part == "0" else None
-            place = result_paths.get(f"1.{rest}".rstrip(".")) if part == "0" else None
-            if place is None or graph.result_nodes[place] is not _followed(written[leaf]):
-                raise GraphError(f"step writes in place to what it does not return ({name}); return it in the state")
+    results = dict(paths_of(graph.results))
+    placeholders = graph.placeholders
+    for path, leaf in paths_of(graph.arguments):
+        is_kept = path.startswith("state") and graph.result_nodes[results[path]] is not placeholders[leaf]
+        if leaf in written and not is_kept:
+            raise GraphError(f"step writes in place to what it does not return ({path}); return it in the new state")
 
 
-def _followed(node: fx.Node) -> fx.Node:
-    while node.target in _IDENTITIES:
-        node = node.args[0]  # type: ignore[assignment]
-    return node
-
-
-def _name_placeholders(graph: fx.Graph, arguments: Tree) -> None:
-    """Call placeholders after their places: `parameters_0_weight`."""
+def _with_names(graph: fx.Graph, arguments: Tree) -> fx.Graph:
+    """A copy whose placeholders are called after their places: `parameters_0_weight`."""
     paths: dict[int, str] = {}
     for path, leaf in paths_of(arguments):
-        paths.setdefault(leaf, path.partition(".")[2] or ("state" if path.startswith("0") else "batch"))
-    for i, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
-        node._rename("".join(c if c.isalnum() else "_" for c in paths[i]))
+        paths.setdefault(leaf, path.partition(".")[2] or path)
+    named = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            copies[node] = named.placeholder("".join(c if c.isalnum() else "_" for c in paths[len(copies)]))
+            copies[node].meta = dict(node.meta)
+        else:
+            copies[node] = named.node_copy(node, copies.__getitem__)
+    return named

@@ -75,7 +75,8 @@ class Graph:
     @property
     def result_nodes(self) -> tuple[Any, ...]:
         """What the output node holds, in the order of `results`: nodes, or None and numbers."""
-        return tuple(self.nodes.output_node().args[0])
+        (values,) = self.nodes.output_node().args
+        return tuple(values)  # type: ignore[arg-type]
 
     @property
     def outputs(self) -> dict[str, str]:
@@ -106,8 +107,7 @@ class Graph:
         """A copy whose FX graph may be edited, then handed on."""
         nodes = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
-        last = nodes.graph_copy(self.nodes, copies)
-        nodes.output(last)
+        nodes.output(nodes.graph_copy(self.nodes, copies))
         return replace(self, nodes=nodes)
 
     @cached_property
@@ -115,11 +115,11 @@ class Graph:
         return _view_of(self)
 
     def _results_under(self, part: str) -> dict[str, str]:
-        found = {}
+        nodes, found = self.result_nodes, {}
         for path, place in paths_of(self.results):
             first, _, rest = path.partition(".")
-            if first == ("0" if part == "outputs" else "1"):
-                found[rest] = str(self.result_nodes[place])
+            if first == part:
+                found[rest] = str(nodes[place])
         return found
 
 
@@ -134,23 +134,16 @@ def is_random(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags
 
 
-def input_path(graph: Graph, place: int) -> str:
-    """`state.parameters.0.weight`: the first place of an argument."""
-    for path, leaf in paths_of(graph.arguments):
-        if leaf == place:
-            first, _, rest = path.partition(".")
-            return f"{'state' if first == '0' else 'batch'}.{rest}".rstrip(".")
-    raise AssertionError(f"placeholder {place} stands nowhere")
-
-
 def _view_of(graph: Graph) -> tuple[tuple[Operator, ...], dict[str, Variable]]:
-    roles = roles_of(graph.nodes, set(_nodes_in(graph, "0")))
+    shown = set(graph.outputs.values())
+    roles = roles_of(graph.nodes, {node for node in graph.nodes.nodes if node.name in shown})
+    paths = {leaf: path for path, leaf in reversed(list(paths_of(graph.arguments)))}
     operators: list[Operator] = []
     variables: dict[str, Variable] = {}
     readers: dict[str, list[Operator]] = {}
     for node in graph.nodes.nodes:
         if node.op == "placeholder":
-            path = input_path(graph, len(variables))
+            path = paths[len(variables)]
             variables[node.name] = _variable(node, None, "state" if path.startswith("state") else "batch", path)
         elif node.op == "get_attr":
             variables[node.name] = _variable(node, None, "constant")
@@ -169,11 +162,6 @@ def _view_of(graph: Graph) -> tuple[tuple[Operator, ...], dict[str, Variable]]:
     for name, variable in variables.items():
         object.__setattr__(variable, "readers", tuple(readers.get(name, ())))
     return tuple(operators), variables
-
-
-def _nodes_in(graph: Graph, part: str) -> list[fx.Node]:
-    places = [leaf for path, leaf in paths_of(graph.results) if path.partition(".")[0] == part]
-    return [node for place in places if isinstance(node := graph.result_nodes[place], fx.Node)]
 
 
 def _variable(node: fx.Node, owner: Operator | None, role: Role, path: str = "") -> Variable:

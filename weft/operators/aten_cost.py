@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from weft.operators.cost import Cost, CostFormula, tensor_bytes
 from weft.torch_private import leave_compiler_alone
@@ -57,6 +57,10 @@ def _per_input(count: int) -> FlopFormula:
     return lambda x, *rest, out: count * x.numel()
 
 
+def _named(names: str) -> frozenset[Any]:
+    return frozenset(getattr(aten, name) for name in names.split())
+
+
 PRODUCTS: Mapping[Any, FlopFormula] = {
     aten.mm: lambda a, b, out: 2 * a.shape[0] * a.shape[1] * b.shape[1],
     aten.addmm: lambda c, a, b, out, **scales: 2 * a.shape[0] * a.shape[1] * b.shape[1],
@@ -69,7 +73,7 @@ PRODUCTS: Mapping[Any, FlopFormula] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
 }
 
-# Operations for each element of the first input. A norm: mean 1, squares and their sum 3, normalise 2, scale and shift 2.
+# Operations for each element of the first input. A norm: mean 1, sum of squares 3, normalise 2, scale and shift 2.
 PER_INPUT: Mapping[Any, int] = {
     aten._softmax: 5,
     aten._log_softmax: 5,
@@ -96,8 +100,7 @@ PER_INPUT: Mapping[Any, int] = {
     aten.nll_loss_forward: 0,  # one term a row, read by its index
     aten.nll_loss_backward: 0,
     **dict.fromkeys(
-        [aten.sum, aten.mean, aten.prod, aten.amax, aten.amin, aten.max, aten.min, aten.argmax, aten.argmin]
-        + [aten.cumsum, aten.cumprod, aten.any, aten.all, aten.topk, aten.sort],
+        _named("sum mean prod amax amin max min argmax argmin cumsum cumprod any all topk sort"),
         1,
     ),
 }
@@ -118,17 +121,15 @@ PER_RESULT: Mapping[Any, int] = {
     aten.rsqrt: 2,
 }
 
-MOVES = frozenset(
-    [aten.clone, aten.copy_, aten.copy, aten._to_copy, aten.cat, aten.stack, aten.index_select, aten.gather]
-    + [aten.index, aten.where, aten.fill, aten.fill_, aten.zero_, aten.zeros_like, aten.ones_like, aten.full_like]
-    + [aten.zeros, aten.ones, aten.full, aten.arange, aten.constant_pad_nd, aten.flip, aten.roll, aten.repeat]
-    + [aten.new_zeros, aten.new_ones, aten.new_full, aten.scalar_tensor, aten.scatter, aten.slice_scatter]
-    + [aten.select_scatter, aten.masked_fill, aten.slice_backward, aten.select_backward, aten.embedding, aten.tril]
-    + [aten.triu, aten.contiguous, aten.lift_fresh, aten._unsafe_view, aten.native_dropout, aten.bernoulli_]
+MOVES = _named(
+    "clone copy_ copy _to_copy cat stack index_select gather index where fill fill_ zero_ zeros ones full arange "
+    "zeros_like ones_like full_like new_zeros new_ones new_full scalar_tensor constant_pad_nd flip roll repeat scatter "
+    "slice_scatter select_scatter masked_fill slice_backward select_backward embedding tril triu contiguous lift_fresh "
+    "_unsafe_view native_dropout bernoulli_"
 )
-EMPTY = frozenset([aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided])
+EMPTY = _named("empty empty_like empty_strided new_empty new_empty_strided")
 # The first argument of these is a table of which only the rows that are asked for are read.
-LOOK_UPS = frozenset([aten.embedding, aten.index_select, aten.gather, aten.index])
+LOOK_UPS = _named("embedding index_select gather index")
 
 FORMULAS: dict[Any, FlopFormula] = {
     **PRODUCTS,

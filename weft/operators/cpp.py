@@ -207,7 +207,7 @@ def _attributes(inputs: Sequence[Any], name: str) -> Any:
     for value in values:
         if not isinstance(value, (bool, int, float)):
             raise UsageError(f"C++ takes tensors and numbers (operator: {name}, value: {value!r}); pass a number")
-    return (_Attribute * len(values))(*((_integer(value), float(value)) for value in values))
+    return (_Attribute * len(values))(*(_Attribute(_integer(value), float(value)) for value in values))
 
 
 def _integer(value: float) -> int:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from weft.errors import UsageError
@@ -84,7 +83,7 @@ def operator(subject: object, *, name: str | None = None, opaque_backward: bool 
             libraries, but has no gradient itself. Without, it must be made of torch's operators, and has one.
 
     >>> class Double:
-    ...     def forward(self, x: Tensor) -> Tensor:
+    ...     def forward(self, x: torch.Tensor) -> torch.Tensor:
     ...         return 2 * x
     ...
     ...     def backward(self, grads, inputs, outputs):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from weft.errors import RecipeError, UsageError
-from weft.graph import AbstractExecutor, EagerExecutor, Loss, ReferenceExecutor
+from weft.graph import AbstractExecutor, EagerExecutor, GraphExecutor, Loss, ReferenceExecutor
 from weft.metrics.metric import find_metric
 from weft.metrics.quality import QUALITY
 from weft.specs import parse_plan
@@ -33,11 +33,19 @@ def _eager(
     return EagerExecutor(module, loss, autocast=None if autocast == "none" else getattr(torch, autocast))
 
 
+def _graph(module: nn.Module, loss: Loss) -> AbstractExecutor:
+    return GraphExecutor(module, loss)
+
+
 def _reference(module: nn.Module, loss: Loss) -> AbstractExecutor:
     return ReferenceExecutor(module, loss)
 
 
-EXECUTORS: Mapping[str, Callable[..., AbstractExecutor]] = {"eager": _eager, "reference": _reference}
+EXECUTORS: Mapping[str, Callable[..., AbstractExecutor]] = {
+    "eager": _eager,
+    "graph": _graph,
+    "reference": _reference,
+}
 
 _CATALOGUES: Mapping[str, Mapping[str, Callable[..., object]]] = {
     "model": MODELS,

@@ -1,0 +1,103 @@
+"""A graph made runnable: generated Python, kept as a file that can be read."""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.atomic import write_text
+from weft.errors import GraphError, StorageError
+from weft.graph.code import source_of
+from weft.graph.graph import Graph
+from weft.graph.structure import fill, paths_of, pick
+from weft.torch_private import shares_memory
+
+__all__ = ["Program", "code_folder"]
+
+Sink = Callable[[str, Tensor], None]
+
+
+class Program:
+    """Runs a graph. `program(state, batch, random)` gives `(outputs, new state, random)`.
+
+    Args:
+        sunk: a part of the outputs, such as `gradients`, that goes to a sink as it is made (see `run`).
+        folder: where the generated file is kept; by default a folder of the user's cache.
+    """
+
+    def __init__(self, graph: Graph, *, sunk: str = "", folder: Path | None = None) -> None:
+        self.graph = graph
+        self.source = source_of(graph, sunk)
+        self.file = _keep(self.source, folder or code_folder())
+        self._specs = [(node.meta["val"].shape, node.meta["val"].dtype) for node in graph.placeholders]
+        self._step = _load(self.source, self.file, graph)
+
+    def __call__(self, state: Any, batch: Any, random: Tensor | None = None) -> tuple[Any, Any, Tensor | None]:
+        """One step. Whatever is random is drawn from a generator in the state `random`, which is then moved on.
+
+        Raises:
+            GraphError: state or batch differ in form, shape or type from what was captured, or `random` is missing.
+        """
+        inputs = pick(self.graph.arguments, {"state": state, "batch": batch}, len(self._specs))
+        self._check_shapes(inputs)
+        results, random = self.run(inputs, _refuse, random)
+        filled = fill(self.graph.results, results)
+        return filled["outputs"], filled["state"], random
+
+    def run(self, inputs: Sequence[Tensor], sink: Sink, random: Tensor | None) -> tuple[list[Any], Tensor | None]:
+        """The flat form, unchecked: values of the placeholders in, values of the results out."""
+        with torch.no_grad():
+            if not self.graph.uses_random:
+                return self._step(inputs, sink), random
+            if random is None:
+                raise GraphError("graph draws random numbers; pass the state of a generator as random")
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(random)
+                return self._step(inputs, sink), torch.get_rng_state()
+
+    def _check_shapes(self, inputs: Sequence[Tensor]) -> None:
+        for place, (tensor, (shape, dtype)) in enumerate(zip(inputs, self._specs, strict=True)):
+            if tensor.shape != shape or tensor.dtype != dtype:
+                path = next(path for path, leaf in paths_of(self.graph.arguments) if leaf == place)
+                found = f"{tensor.dtype} {list(tensor.shape)}"
+                wanted = f"{dtype} {list(shape)}"
+                raise GraphError(f"input is not what was captured ({path}: {found}, wanted: {wanted}); capture again")
+
+
+def code_folder() -> Path:
+    """Where generated files are kept: XDG_CACHE_HOME or ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "weft" / "graphs"
+
+
+def _keep(source: str, folder: Path) -> Path:
+    """Write the source under a name that says its content. It is for people to read: a full disk does not matter."""
+    file = folder / f"step-{hashlib.sha256(source.encode()).hexdigest()[:16]}.py"
+    if not file.exists():
+        with suppress(StorageError):
+            write_text(file, source)
+    return file
+
+
+def _load(source: str, file: Path, graph: Graph) -> Callable[[Sequence[Tensor], Sink], list[Any]]:
+    """What runs is the text just generated, never what the file has become since."""
+    names: dict[str, Any] = {"own": _own, "copy": torch.clone}
+    for node in graph.nodes.nodes:
+        if node.op == "get_attr":
+            names[node.name] = graph.constants[str(node.target)]
+    exec(compile(source, str(file), "exec"), names)
+    step: Callable[[Sequence[Tensor], Sink], list[Any]] = names["step"]
+    return step
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.clone() if shares_memory(tensor) else tensor
+
+
+def _refuse(path: str, _tensor: Tensor) -> None:
+    raise AssertionError(f"nothing was to be handed over ({path})")

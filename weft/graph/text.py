@@ -1,0 +1,72 @@
+"""A graph as readable text, one operator a line."""
+
+from collections.abc import Iterator
+
+import torch
+
+from weft.graph.graph import Graph, Operator, Variable
+from weft.graph.literals import literal
+
+__all__ = ["text_of", "type_of"]
+
+
+def text_of(graph: Graph) -> str:
+    """Inputs with their places, operators in order under the part of the step they belong to, results.
+
+    >>> from weft.graph.capture import capture
+    >>> print(text_of(capture(lambda state, batch: (state * batch, state + 1), torch.ones(2), torch.ones(2))))
+    1 forward, 1 update operators
+    inputs
+      state                    float32[2]           state
+      batch                    float32[2]           batch
+    forward
+      mul                      float32[2]           aten.mul.Tensor(state, batch)
+    update
+      add                      float32[2]           aten.add.Tensor(state, 1)
+    results
+      outputs                  = mul
+      state                    = add
+    """
+    return "\n".join(line.rstrip() for line in _lines(graph))
+
+
+def type_of(variable: Variable) -> str:
+    """`float32[8, 3]`, or `?` for what is no tensor."""
+    if variable.dtype is None:
+        return "?"
+    return f"{str(variable.dtype).removeprefix('torch.')}{list(variable.shape)}"
+
+
+def _lines(graph: Graph) -> Iterator[str]:
+    roles = [operator.role for operator in graph.operators]
+    yield ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles)) + " operators"
+    yield "inputs"
+    for variable in graph.variables.values():
+        if variable.owner is None:
+            yield _row(variable.name, type_of(variable), variable.path or variable.role)
+    part = ""
+    for operator in graph.operators:
+        if operator.role != part:
+            part = operator.role
+            yield part
+        yield from _call(operator)
+    yield "results"
+    for part, results in (("outputs", graph.outputs), ("state", graph.updates)):
+        for path, name in results.items():
+            if part == "outputs" or graph.variables[name].owner is not None:
+                yield f"  {'.'.join(filter(None, (part, path))):<24} = {name}"
+
+
+def _call(operator: Operator) -> Iterator[str]:
+    node = operator.node
+    arguments = [literal(value) for value in node.args] + [f"{k}={literal(v)}" for k, v in node.kwargs.items()]
+    call = f"{operator.target}({', '.join(arguments)})"
+    where = f"  # {operator.line}" if operator.line else ""
+    first, *rest = operator.outputs
+    yield _row(first.name, type_of(first), f"{call}{where}")
+    for variable in rest:
+        yield _row(variable.name, type_of(variable), '"')
+
+
+def _row(name: str, kind: str, text: str) -> str:
+    return f"  {name:<24} {kind:<20} {text}"
