@@ -16,6 +16,7 @@ __all__ = [
     "Annotate",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
+    "below_autograd",
     "fake_mode",
     "functionalise",
     "leave_compiler_alone",
@@ -112,3 +113,13 @@ class _Watch(TorchDispatchMode):
             last = last.next
             self._annotate(last, is_backward)
         return result
+
+
+def below_autograd(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator called in grad mode and yet unseen by autograd: some keep what their backward needs only then."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+            return operator(*args, **kwargs)
+
+    return call

@@ -1,7 +1,7 @@
 """A rank that sleeps until it is told, on its standard input, what to train and how many steps; answers in JSON.
 
-    {"load": "mlp"}   -> {"ready": true}
-    {"run": 5}        -> {"seconds_per_step": 0.123}
+{"load": "mlp"}   -> {"ready": true}
+{"run": 5}        -> {"seconds_per_step": 0.123}
 """
 
 import gc

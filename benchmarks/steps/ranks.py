@@ -82,7 +82,7 @@ class Ranks:
 def _environment(system: str, rank: int, num_ranks: int, folder: Path, port: int) -> dict[str, str]:
     """What `weft launch` sets for its ranks, and torchrun for all others."""
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    if system == "plain":
+    if system.startswith("plain"):
         return threads
     if system == "weft":
         return threads | {"WEFT_RANK": str(rank), "WEFT_SIZE": str(num_ranks), "WEFT_MEETING": str(folder / "meeting")}

@@ -6,6 +6,7 @@ the environment of that rank set as the system's own launcher would set it.
 
 import os
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import weft
 from benchmarks.steps.cases import BATCH_SIZE, Case, loss_of, make_optimizer
+from weft.engines.memory import keep_freed_memory
 
 __all__ = ["SYSTEMS", "System"]
 
@@ -27,6 +29,12 @@ def plain(case: Case) -> Iterator[None]:
     model = case.make_model()
     loader = DataLoader(case.make_dataset(), batch_size=BATCH_SIZE, shuffle=True)
     return plain_loop(model, make_optimizer(model), loader)
+
+
+def plain_keeping_memory(case: Case) -> Iterator[None]:
+    """The same, with the setting of the C library that `weave` makes: what is left is what the exchange costs."""
+    keep_freed_memory()
+    return plain(case)
 
 
 def woven(case: Case) -> Iterator[None]:
@@ -41,17 +49,15 @@ def ddp_over_gloo(case: Case) -> Iterator[None]:
 
 
 def ddp_over_weft(case: Case) -> Iterator[None]:
-    import weft.distributed.torch_backend  # noqa: F401  registers the backend
+    from weft.distributed.torch_backend import register
 
+    register()
     return _ddp(case, "weft")
 
 
 def fabric(case: Case) -> Iterator[None]:
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies import DDPStrategy
-
-    # torchrun's variables in the environment tell it that its ranks exist.
-    whole = Fabric(accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend="gloo"))
+    # torchrun's variables in the environment tell it that its ranks exist. On the CPU its "ddp" is over Gloo.
+    whole = import_module("lightning_fabric").Fabric(accelerator="cpu", devices=2, strategy="ddp")
     whole.launch()
     model, optimizer = _model_and_optimizer(case)
     model, optimizer = whole.setup(model, optimizer)
@@ -60,9 +66,7 @@ def fabric(case: Case) -> Iterator[None]:
 
 
 def accelerate(case: Case) -> Iterator[None]:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
+    accelerator = import_module("accelerate").Accelerator(cpu=True)
     model, optimizer = _model_and_optimizer(case)
     loader = DataLoader(case.make_dataset(), batch_size=BATCH_SIZE, shuffle=True)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
@@ -70,8 +74,7 @@ def accelerate(case: Case) -> Iterator[None]:
 
 
 def deepspeed(case: Case) -> Iterator[None]:
-    import deepspeed as library
-
+    library = import_module("deepspeed")
     model, optimizer = _model_and_optimizer(case)
     config = {"train_micro_batch_size_per_gpu": BATCH_SIZE, "gradient_accumulation_steps": 1}
     engine, *_ = library.initialize(model=model, optimizer=optimizer, config=config)
@@ -83,6 +86,7 @@ def deepspeed(case: Case) -> Iterator[None]:
 
 SYSTEMS: dict[str, System] = {
     "plain": plain,
+    "plain keeping memory": plain_keeping_memory,
     "weft": woven,
     "ddp gloo": ddp_over_gloo,
     "ddp weft": ddp_over_weft,
@@ -93,7 +97,10 @@ SYSTEMS: dict[str, System] = {
 
 
 def plain_loop(
-    model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any, backward: Callable[[Any], Any] = torch.Tensor.backward
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: Any,
+    backward: Callable[[Any], Any] = torch.Tensor.backward,
 ) -> Iterator[None]:
     """The loop of a user's script, endless."""
     for x, y in _endless(loader):

@@ -19,7 +19,7 @@ class Normalise:
     ) -> tuple[Tensor, Tensor, None]:
         (grad, grad_deviation), (x, gain, _), (_, deviation) = grads, inputs, outputs
         unit = (x - x.mean(-1, keepdim=True)) / deviation
-        slope = grad * gain
+        slope = (grad * gain).sum_to_size(x.shape)  # x itself may have been stretched over the gain
         through_mean = slope.mean(-1, keepdim=True) + unit * (slope * unit).mean(-1, keepdim=True)
         grad_x = (slope - through_mean) / deviation + grad_deviation * unit / x.shape[-1]
         return grad_x, (grad * unit).sum_to_size(gain.shape), None

@@ -49,7 +49,7 @@ def test_json_is_one_document(weft: Any, proofs: dict[str, Any]) -> None:
     [
         (("digits_mlq",), "unknown recipe"),
         (("digits_mlp", "--plan", "dta=2"), "did you mean 'data'?"),
-        (("digits_mlp", "--steps", "0"), "is not in the range"),
+        (("digits_mlp", "--steps", "0"), "Invalid value for '--steps'"),
     ],
 )
 def test_bad_input_is_2(weft: Any, line: tuple[str, ...], text: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from weft.engines.place import Place
-from weft.engines.probing import ClusterProbe, _seconds_per_byte_reduced, probe_cluster, table_of_choices
+from weft.engines.probing import ClusterProbe, seconds_per_byte_reduced, probe_cluster, table_of_choices
 from weft.errors import UsageError
 from weft.planning import ClusterSpec, Link
 
@@ -50,4 +50,4 @@ def test_small_messages_take_few_rounds_and_large_ones_few_bytes() -> None:
 
 
 def test_reducing_takes_time() -> None:
-    assert 0 < _seconds_per_byte_reduced(num_repeats=3) < 1e-6
+    assert 0 < seconds_per_byte_reduced(num_repeats=3) < 1e-6

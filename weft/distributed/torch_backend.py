@@ -329,22 +329,24 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return WeftWork([self._group.start(call) for call in wanted], result, self._watcher, finish)
 
 
+_OPS: dict[Any, ReduceOp] = {
+    dist.ReduceOp.RedOpType.SUM: "sum",
+    dist.ReduceOp.RedOpType.AVG: "mean",
+    dist.ReduceOp.RedOpType.MIN: "min",
+    dist.ReduceOp.RedOpType.MAX: "max",
+    dist.ReduceOp.RedOpType.PRODUCT: "product",
+}
+
+
 def _op(opts: Any) -> ReduceOp:
     if opts is None:
         return "sum"
-    for op, ours in _OPS:
-        if opts.reduceOp == op:
-            return ours
-    raise UsageError(f"shared memory does not know this reduction ({opts.reduceOp}); use sum, avg, min, max or product")
-
-
-_OPS: tuple[tuple[Any, ReduceOp], ...] = (
-    (dist.ReduceOp.SUM, "sum"),
-    (dist.ReduceOp.AVG, "mean"),
-    (dist.ReduceOp.MIN, "min"),
-    (dist.ReduceOp.MAX, "max"),
-    (dist.ReduceOp.PRODUCT, "product"),
-)
+    op = _OPS.get(opts.reduceOp.op)
+    if op is None:
+        raise UsageError(
+            f"shared memory does not know this reduction ({opts.reduceOp.op}); use sum, avg, min, max or product"
+        )
+    return op
 
 
 def _stack(parts: Sequence[Tensor]) -> Tensor:

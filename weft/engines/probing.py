@@ -19,7 +19,7 @@ from weft.planning.cluster import ClusterSpec
 from weft.planning.collective_cost import AllReduceAlgorithm, all_reduce_cost, estimate
 from weft.planning.network import NetworkFit
 
-__all__ = ["Chosen", "ClusterProbe", "probe_cluster", "probe_rank", "table_of_choices"]
+__all__ = ["Chosen", "ClusterProbe", "probe_cluster", "probe_rank", "seconds_per_byte_reduced", "table_of_choices"]
 
 NAME_BYTES = 64
 REDUCED_BYTES = 1 << 20
@@ -62,7 +62,7 @@ def probe_rank() -> dict[str, Any]:
     over_sockets = meet(place, "torch")
     try:
         hosts = _gather_hosts(over_sockets, place)
-        gamma = torch.tensor(_seconds_per_byte_reduced(), dtype=torch.float64)
+        gamma = torch.tensor(seconds_per_byte_reduced(), dtype=torch.float64)
         over_sockets.broadcast(gamma)
         between = probe(over_sockets, peers=(0, 1) if place.is_one_host else (0, place.local_size))
     finally:
@@ -106,7 +106,8 @@ def _gather_hosts(group: AbstractGroup, place: Place) -> list[str]:
     return [bytes(row.tolist()).decode(errors="replace").strip() for row in names[:: place.local_size]]
 
 
-def _seconds_per_byte_reduced(num_repeats: int = 15) -> float:
+def seconds_per_byte_reduced(num_repeats: int = 15) -> float:
+    """What adding one byte of a message to another costs this rank."""
     total, other = torch.zeros(REDUCED_BYTES // 4), torch.ones(REDUCED_BYTES // 4)
     seconds = []
     for _ in range(num_repeats):

@@ -87,7 +87,7 @@ def simulate(
             clock_rules=clock_rules(network, model),
             is_virtual=True,
         )
-        replicas = carry_out(_over_messages(plan), group)
+        replicas = carry_out(_over_messages(plan), group, buffers=recipe.mutable.buffers)
         return run_recipe(
             recipe, folder=folder, seeds=seeds, listeners=listeners, replicas=replicas, surroundings=surroundings
         )

@@ -8,14 +8,19 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from weft.distributed.group.solo import SoloGroup
+from weft.distributed.placement.data_parallel import DataParallel
 from weft.engines.computation import ComputeModel
 from weft.engines.proving import use_threads
 from weft.planning.network import fit_alpha_beta
+from weft.specs import Plan, parse_plan
 from weft.torch_private import use_determinism
 from weft.training.build import build_task
 from weft.training.datasets import Splits
+from weft.training.gradients import gradients_of
 from weft.training.loop import Task, TrainingState
 from weft.training.recipe import Recipe
+from weft.training.replicas import SoloReplicas, Update
 
 __all__ = ["measure_computation"]
 
@@ -24,7 +29,8 @@ NUM_WARM_UPS, NUM_STEPS = 3, 15
 
 @dataclass(frozen=True)
 class TimedStep:
-    """Seconds from the first touch of a batch to the end of its pass, of the update, and to each gradient."""
+    """Seconds from the first touch of a batch to the end of its pass, from there to the end of the update, and from the
+    first touch to each gradient. What a rank does for the exchange by itself (packing, unpacking) is in them."""
 
     seconds: float
     update: float
@@ -32,13 +38,14 @@ class TimedStep:
 
 
 def measure_computation(recipe: Recipe, splits: Splits, num_samples: int, *, num_threads: int = 1) -> ComputeModel:
-    """Time some steps of one rank on `num_samples` (its share of a batch) and on more, and take medians.
+    """Time some steps of one rank on `num_samples` (its share of a batch) and on more, and take medians. The rank goes
+    through all that an exchange takes but has nobody to talk to.
 
     What a step costs besides its samples, and what each sample adds, is a line through the times of the batch sizes.
     """
     sizes = sorted({size for factor in (1, 2, 4) if (size := num_samples * factor) <= len(splits.train)})
     with use_threads(num_threads), use_determinism(), torch.random.fork_rng(devices=[]):
-        timed = {size: _time_steps(*build_task(recipe, splits, seed=0), size) for size in sizes}
+        timed = {size: _time_steps(recipe, splits, size) for size in sizes}
     own = timed[num_samples]
     per_pass, per_sample = _line_through({size: median(s.seconds for s in steps) for size, steps in timed.items()})
     return ComputeModel(
@@ -55,7 +62,11 @@ def _line_through(seconds: dict[int, float]) -> tuple[float, float]:
     return fit_alpha_beta(list(seconds), list(seconds.values()))
 
 
-def _time_steps(task: Task, state: TrainingState, num_samples: int) -> Sequence[TimedStep]:
+def _time_steps(recipe: Recipe, splits: Splits, num_samples: int) -> Sequence[TimedStep]:
+    is_alone = parse_plan(recipe.mutable.plan).num_ranks == 1
+    replicas = SoloReplicas() if is_alone else DataParallel(SoloGroup(), Plan())
+    task, state = build_task(recipe, splits, seed=0, replicas=replicas)
+    replicas.join(state.model)
     timed = []
     for _ in range(NUM_WARM_UPS + NUM_STEPS):
         state, step = _time_step(task, state, num_samples)
@@ -64,17 +75,18 @@ def _time_steps(task: Task, state: TrainingState, num_samples: int) -> Sequence[
 
 
 def _time_step(task: Task, state: TrainingState, num_samples: int) -> tuple[TrainingState, TimedStep]:
-    gradients: dict[str, Tensor | None] = {}
     ready: dict[str, float] = {}
     began = time.perf_counter()
+    batch = task.splits.train.take(torch.arange(num_samples))
+    exchange = task.replicas.begin(1.0)
 
     def sink(name: str, gradient: Tensor | None) -> None:
         ready[name] = time.perf_counter() - began
-        gradients[name] = gradient
+        exchange(name, gradient)
 
-    batch = task.splits.train.take(torch.arange(num_samples))
-    _, model = task.executor(state.model, batch, sink)
+    loss, model = gradients_of(task.executor, state.model, batch, 1, sink)
     seconds = time.perf_counter() - began
-    optimizer = task.optimizer.update(gradients, model.parameters, state.optimizer, task.optimizer.lr)
-    update = time.perf_counter() - began - seconds
-    return replace(state, model=model, optimizer=optimizer), TimedStep(seconds, update, ready)
+    update = Update(task.optimizer, model.parameters, state.optimizer, task.optimizer.lr, task.clip_norm)
+    _, optimizer = task.replicas.finish(loss, update)
+    rest = time.perf_counter() - began - seconds
+    return replace(state, model=model, optimizer=optimizer), TimedStep(seconds, rest, ready)

@@ -20,6 +20,7 @@ from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.all_reduce import AllReduceExchange
 from weft.distributed.placement.carry_out import with_topology
 from weft.engines.meeting import meet
+from weft.engines.memory import keep_freed_memory
 from weft.engines.place import find_place
 from weft.errors import PlanError, UsageError
 from weft.specs import parse_plan
@@ -28,16 +29,18 @@ from weft.training.sampling import share
 
 __all__ = ["weave"]
 
+ModelT = TypeVar("ModelT", bound=nn.Module)
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 
 
 def weave(
-    model: nn.Module, optimizer: OptimizerT, loader: DataLoader[Any], plan: str = "data"
-) -> tuple[nn.Module, OptimizerT, Any]:
+    model: ModelT, optimizer: OptimizerT, loader: DataLoader[Any], plan: str = "data"
+) -> tuple[ModelT, OptimizerT, Any]:
     """Train the same script on every rank that was started, with the result that one process would give.
 
     In one process everything is returned as it is. The batch size of the loader is global: ranks share each batch, and
-    a rank's loss must be the mean over its samples. Clipping, accumulation and schedulers work as they are.
+    a rank's loss must be the mean over its samples. Clipping, accumulation and schedulers work as they are. With more
+    than one rank, memory that a step frees stays with the process for the next step.
 
     Args:
         plan: "data" (all ranks), or a plan such as "data=2 topology=ring" that the number of ranks must fit.
@@ -57,6 +60,7 @@ def weave(
         return model, optimizer, loader
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise UsageError("loader has no batches of indices to share (an iterable data set); give it a map-style one")
+    keep_freed_memory()
     group = with_topology(meet(place), wanted)
     shared = SharedLoader(loader, group)
     GradientHooks(group, model, shared)
@@ -182,6 +186,8 @@ class GradientHooks:
             if name in self._untouched:  # what an earlier backward left there counts, should another rank add to it
                 self._exchange.add(name, self._parameters[name].grad)
         _, sums = self._exchange.wait()
+        own: list[Tensor] = []
+        packed: list[Tensor] = []
         for name, parameter in self._parameters.items():
             total = sums[name]
             if total is None or total is parameter.grad:
@@ -189,4 +195,7 @@ class GradientHooks:
             if parameter.grad is None:
                 parameter.grad = total.clone()
             else:
-                parameter.grad.copy_(total)
+                own.append(parameter.grad)
+                packed.append(total)
+        if own:  # one call for all: they are small and many
+            torch._foreach_copy_(own, packed)

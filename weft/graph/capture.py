@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, fx
 
 from weft.errors import GraphError
-from weft.graph.graph import Graph, is_random
+from weft.graph.graph import Graph
 from weft.graph.replay import replay
+from weft.graph.rewrites import remove_dead
 from weft.graph.structure import Tree, fill, flatten, paths_of
 from weft.graph.validity import check_graph
 from weft.torch_private import (
@@ -34,14 +35,14 @@ from weft.torch_private import (
     trace,
 )
 
-__all__ = ["Step", "capture", "remove_dead"]
+__all__ = ["Step", "capture"]
 
 aten = torch.ops.aten
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 """`(state, batch) -> (outputs, new state)`, pure; each a nested dict, list or tuple of tensors."""
 
-_IDENTITIES = (aten.detach.default, aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.alias.default)
+_IDENTITIES = (aten.detach.default, aten.alias.default)
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
 _SHIM = "torch_private.py"
 
@@ -75,22 +76,13 @@ def capture(step: Step, state: Any, batch: Any) -> Graph:
     module = _trace_pure(flat_step, leaves)
     written = _remove_writes(module.graph)
     _remove_identities(module.graph)
+    _draw_in_memory_order(module.graph)
     remove_dead(module.graph)
     constants = {node.target: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"}
     graph = Graph(_with_names(module.graph, arguments), arguments, returned[0], constants)
     check_graph(graph)
     _check_writes(graph, written)
     return graph
-
-
-def remove_dead(graph: fx.Graph) -> int:
-    """Erase what nobody reads, save what draws random numbers: those behind it would draw others. Returns how many."""
-    count = 0
-    for node in reversed(list(graph.nodes)):
-        if node.op in ("call_function", "get_attr") and not node.users and not is_random(node):
-            graph.erase_node(node)
-            count += 1
-    return count
 
 
 def _trace_pure(flat_step: Callable[..., Any], leaves: Sequence[Tensor]) -> fx.GraphModule:
@@ -120,11 +112,12 @@ def _again(module: fx.GraphModule) -> tuple[Callable[..., Any], Annotate]:
     return run, annotate
 
 
-_OURS = ("is_backward", "line")
+_OURS = ("in_grad_mode", "is_backward", "line")
 
 
 def _annotate(node: fx.Node, is_backward: bool) -> None:
     node.meta["is_backward"] = is_backward
+    node.meta["in_grad_mode"] = torch.is_grad_enabled()
     node.meta["line"] = _line_on_stack()
 
 
@@ -190,6 +183,28 @@ def _remove_identities(graph: fx.Graph) -> None:
         if node.target in _IDENTITIES:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+def _draw_in_memory_order(graph: fx.Graph) -> None:
+    """`bernoulli_` fills memory as it lies, its pure twin in the order of the dimensions: let the two orders agree."""
+    for node in list(graph.nodes):
+        if node.target is aten.bernoulli.p and not node.args[0].meta["val"].is_contiguous():
+            like = node.args[0]
+            strides = like.meta["val"].stride()
+            order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+            back = sorted(range(len(order)), key=order.__getitem__)
+            with graph.inserting_before(node):
+                straight = _permuted(graph, like, order, node)
+                drawn = graph.node_copy(node, {like: straight}.__getitem__)
+                drawn.meta["val"] = straight.meta["val"]
+                node.replace_all_uses_with(_permuted(graph, drawn, back, node))
+            graph.erase_node(node)
+
+
+def _permuted(graph: fx.Graph, source: fx.Node, order: list[int], like: fx.Node) -> fx.Node:
+    node = graph.call_function(aten.permute.default, (source, order))
+    node.meta = {**like.meta, "val": source.meta["val"].permute(order)}
+    return node
 
 
 def _check_writes(graph: Graph, written: set[int]) -> None:

@@ -16,6 +16,9 @@ from weft.graph.structure import paths_of
 
 __all__ = ["source_of"]
 
+# The forward of mkldnn's LSTM keeps a workspace for its backward in grad mode only, and computes otherwise without.
+_MINDS_GRAD_MODE = ("aten.mkldnn_rnn_layer.default",)
+
 _HEADER = '''"""A training step, generated from its graph: for reading and for stepping through with a debugger."""
 
 import torch
@@ -25,13 +28,14 @@ import torch
 def source_of(graph: Graph, sunk: str = "") -> str:
     """The text of a module with a function `step(inputs, sink)`: values of the placeholders in, list of results out.
 
-    The module is to be given `own(tensor)`, which copies what others hold, `copy(tensor)`, and the graph's constants.
+    The module is to be given `own(tensor)`, which copies what others hold, `copy(tensor)`, `below_autograd(operator)`
+    and the graph's constants.
 
     Args:
         sunk: a part of the outputs; its results are handed to `sink(path, tensor)`, and None is returned for them.
     """
     used = sorted({_alias(node) for node in graph.nodes.nodes if _is_operator(node)})
-    lines = [f"{alias} = torch.ops.{dotted}" for alias, dotted in used]
+    lines = [f"{alias} = {bound}" for alias, bound in used]
     lines += ["", "", "def step(inputs, sink):", *(f"    {line}" for line in _body(graph, _sinking(graph, sunk)))]
     return "\n".join([_HEADER, *lines, ""])
 
@@ -110,5 +114,9 @@ def _is_operator(node: fx.Node) -> bool:
 
 
 def _alias(node: fx.Node) -> tuple[str, str]:
-    """`("aten_mm", "aten.mm.default")`."""
-    return name_of(node.target).replace(".", "_"), str(node.target)
+    """`("aten_mm", "torch.ops.aten.mm.default")`."""
+    dotted = str(node.target)
+    alias = name_of(node.target).replace(".", "_")
+    if dotted in _MINDS_GRAD_MODE and node.meta.get("in_grad_mode", False):
+        return f"{alias}_for_backward", f"below_autograd(torch.ops.{dotted})"
+    return alias, f"torch.ops.{dotted}"

@@ -13,6 +13,7 @@ from weft.graph.capture import Step, capture
 from weft.graph.eager import EagerExecutor
 from weft.graph.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
 from weft.graph.program import Program
+from weft.graph.rewrites import rewrite
 from weft.graph.structure import fill, pick
 from weft.specs import Batch
 
@@ -64,7 +65,7 @@ class GraphExecutor(AbstractExecutor):
             return self._programs[key]
         self._module.train(is_training)
         make_step = training_step if is_training else inference_step
-        graph = capture(make_step(self._module, self._loss), tensors, data)
+        graph = rewrite(capture(make_step(self._module, self._loss), tensors, data))
         self._programs[key] = Program(graph, sunk="gradients", folder=self._folder)
         if len(self._programs) > _NUM_KEPT:
             self._programs.popitem(last=False)

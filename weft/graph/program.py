@@ -15,7 +15,7 @@ from weft.errors import GraphError, StorageError
 from weft.graph.code import source_of
 from weft.graph.graph import Graph
 from weft.graph.structure import fill, paths_of, pick
-from weft.torch_private import shares_memory
+from weft.torch_private import below_autograd, shares_memory
 
 __all__ = ["Program", "code_folder"]
 
@@ -86,7 +86,7 @@ def _keep(source: str, folder: Path) -> Path:
 
 def _load(source: str, file: Path, graph: Graph) -> Callable[[Sequence[Tensor], Sink], list[Any]]:
     """What runs is the text just generated, never what the file has become since."""
-    names: dict[str, Any] = {"own": _own, "copy": torch.clone}
+    names: dict[str, Any] = {"own": _own, "copy": torch.clone, "below_autograd": below_autograd}
     for node in graph.nodes.nodes:
         if node.op == "get_attr":
             names[node.name] = graph.constants[str(node.target)]

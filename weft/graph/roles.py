@@ -9,7 +9,7 @@ from typing import Literal
 
 from torch import fx
 
-__all__ = ["COLLECTIVE_NAMESPACES", "roles_of"]
+__all__ = ["COLLECTIVE_NAMESPACES", "is_collective", "roles_of"]
 
 COLLECTIVE_NAMESPACES = ("weft", "_c10d_functional")
 """Namespaces of the operators that talk to other ranks."""
@@ -26,7 +26,7 @@ def roles_of(graph: fx.Graph, outputs: set[fx.Node]) -> dict[fx.Node, CallRole]:
     shown = _above(outputs) | outputs
     roles: dict[fx.Node, CallRole] = {}
     for node in calls:
-        if getattr(node.target, "namespace", "") in COLLECTIVE_NAMESPACES:
+        if is_collective(node):
             roles[node] = "communication"
         elif node in backward:
             roles[node] = "backward"
@@ -35,6 +35,11 @@ def roles_of(graph: fx.Graph, outputs: set[fx.Node]) -> dict[fx.Node, CallRole]:
         else:
             roles[node] = "update"
     return roles
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether the call talks to other ranks, which must all make it, in the same order."""
+    return getattr(node.target, "namespace", "") in COLLECTIVE_NAMESPACES
 
 
 def _above(nodes: Iterable[fx.Node]) -> set[fx.Node]:

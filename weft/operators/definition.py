@@ -1,7 +1,8 @@
 """What an operator is made of, before PyTorch knows of it."""
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -32,6 +33,17 @@ class Definition:
     reference: Callable[..., Any] | None = None
     cost: CostFormula | None = None
     is_safe: bool = True  # whether forward may be tried with shapes that it was not made for
+    defaults: tuple[Any, ...] = field(init=False)  # of the arguments
+
+    def __post_init__(self) -> None:
+        parameters = inspect.signature(self.signature).parameters.values()
+        if any(parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for parameter in parameters):
+            raise UsageError(f"an operator has a fixed number of arguments ({self.signature}); write out each by name")
+        object.__setattr__(self, "defaults", tuple(parameter.default for parameter in parameters))
+
+    def complete(self, inputs: Inputs) -> tuple[Any, ...]:
+        """All arguments: PyTorch leaves those out that are equal to their defaults."""
+        return (*inputs, *self.defaults[len(inputs) :])
 
 
 def read_definition(subject: object) -> Definition:

@@ -35,9 +35,9 @@ def find_truth(operator: Operator, inputs: Sequence[Any]) -> tuple[Truth | None,
     own = Truth("itself", lambda *values: call(operator, values), None)
     shadow = Truth("itself in float64", own.function, torch.float64)
     reference = operator.definition.reference
-    given = (
-        None if reference is None else Truth("reference", lambda *values: as_outputs(reference(*values)), torch.float64)
-    )
+    given = None
+    if reference is not None:
+        given = Truth("reference", lambda *values: as_outputs(reference(*values)), torch.float64)
     if all(not output.is_floating_point() or output.dtype == torch.float64 for output in _attempt(shadow, inputs)):
         return given or shadow, shadow
     return given, given or own

@@ -1,8 +1,8 @@
 """Gradients by finite differences, with a step that fits the type the function is evaluated in.
 
-A central difference errs by h^2 (truncation) and eps / h (rounding), so the best step is eps^(1/3) of the size of x and
-the error is of the order of eps^(2/3): 4e-11 in float64, 2e-5 in float32. A step of 1e-5 in float32, whatever x is, gives
-noise; where it can be, a float32 operator is therefore evaluated in float64.
+A central difference errs by h^2 (truncation) and eps / h (rounding), so the best step is eps^(1/3) of the size of x
+and the error is of the order of eps^(2/3): 4e-11 in float64, 2e-5 in float32. A step of 1e-5 in float32, whatever x is,
+gives noise. Where an operator runs in float64 it is evaluated there.
 """
 
 from collections.abc import Callable, Sequence

@@ -4,7 +4,7 @@ Direct: autograd runs it, so that a graph shows its operators and its gradient c
 Opaque: it is an operator itself, `<name>_backward`, so that it may hold anything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -17,11 +17,14 @@ from weft.operators.definition import Backward
 __all__ = ["DirectGradient", "OpaqueGradient", "as_gradients"]
 
 
+Complete = Callable[[Sequence[Any]], tuple[Any, ...]]
+
+
 @final
 class DirectGradient:
     """The user's function, run by autograd."""
 
-    def __init__(self, name: str, schema: str, backward: Backward) -> None:
+    def __init__(self, name: str, schema: str, backward: Backward, complete: Complete) -> None:
         self._name = name
         self._backward = backward
 
@@ -37,9 +40,10 @@ class DirectGradient:
 class OpaqueGradient:
     """The user's function as an operator of its own. It is told of every gradient, and gives those that are wanted."""
 
-    def __init__(self, name: str, schema: str, backward: Backward) -> None:
+    def __init__(self, name: str, schema: str, backward: Backward, complete: Complete) -> None:
         self._name = name
         self._backward = backward
+        self._complete = complete
         arguments = schema.partition("->")[0].strip().removeprefix("(").removesuffix(")")
         self._operator = torch.library.custom_op(
             f"{name}_backward",
@@ -58,7 +62,8 @@ class OpaqueGradient:
         found = iter(self._operator(list(grads), list(outputs), wanted, *inputs))
         return tuple(next(found) if need else None for need in wanted)
 
-    def _run(self, grads: Any, outputs: Any, wanted: Sequence[bool], *inputs: Any) -> list[Tensor]:
+    def _run(self, grads: Any, outputs: Any, wanted: Sequence[bool], *given: Any) -> list[Tensor]:
+        inputs = self._complete(given)
         gradients = as_gradients(self._backward(tuple(grads), inputs, tuple(outputs)), inputs, self._name)
         taken = {tensor.untyped_storage().data_ptr() for tensor in (*grads, *outputs, *_tensors(inputs))}
         results = []

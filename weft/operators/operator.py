@@ -14,7 +14,7 @@ under torch.compile.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -23,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 
 from weft.errors import UsageError
 from weft.operators.aten_cost import register_cost
-from weft.operators.cost import Cost
+from weft.operators.cost import Cost, CostFormula
 from weft.operators.definition import Definition, read_definition
 from weft.operators.gradient import DirectGradient, OpaqueGradient
 
@@ -66,11 +66,11 @@ class Operator:
             samples = [tuple(sample) if isinstance(sample, (tuple, list)) else (sample,) for sample in source()]
         if not samples:
             raise UsageError(f"samples() gives no inputs ({self.name}); give at least one")
-        yield from samples
+        yield from map(self.definition.complete, samples)
 
     def cost(self, *inputs: Any) -> Cost | None:
         """The cost that the definition states, from shapes; None where it states none."""
-        return self.definition.cost(*inputs) if self.definition.cost else None
+        return self.definition.cost(*self.definition.complete(inputs)) if self.definition.cost else None
 
 
 def operator(subject: object, *, name: str | None = None, opaque_backward: bool = False) -> Operator:
@@ -104,16 +104,16 @@ def define(definition: Definition, *, name: str, origin: str, opaque_backward: b
     """Tell PyTorch of an operator: its schema, its shapes, its gradient, its FLOPs."""
     schema = _read_schema(definition, name)
     _claim(name, origin)
-    registered = torch.library.custom_op(name, definition.forward, mutates_args=(), schema=schema)
+    registered = torch.library.custom_op(name, _on_all_inputs(definition), mutates_args=(), schema=schema)
     registered.register_fake(_shape_inference(definition, name))
     if definition.backward is not None:
         kind = OpaqueGradient if opaque_backward else DirectGradient
-        gradient = kind(name, schema, definition.backward)
+        gradient = kind(name, schema, definition.backward, definition.complete)
         registered.register_autograd(gradient.backward, setup_context=gradient.setup_context)
     namespace, _, short_name = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), short_name)
     if definition.cost is not None:
-        _register_cost(packet, definition)
+        _register_cost(packet, definition, definition.cost)
     return Operator(name, definition, packet.default)
 
 
@@ -139,13 +139,18 @@ def _read_schema(definition: Definition, name: str) -> str:
     return schema
 
 
-def _shape_inference(definition: Definition, name: str) -> Any:
-    if definition.infer is not None:
-        return definition.infer
+def _on_all_inputs(definition: Definition) -> Callable[..., Any]:
+    return lambda *inputs: definition.forward(*definition.complete(inputs))
 
-    def infer(*inputs: Any, **options: Any) -> Any:
+
+def _shape_inference(definition: Definition, name: str) -> Callable[..., Any]:
+    if definition.infer is not None:
+        given = definition.infer
+        return lambda *inputs: given(*definition.complete(inputs))
+
+    def infer(*inputs: Any) -> Any:
         try:
-            return definition.forward(*inputs, **options)
+            return definition.forward(*definition.complete(inputs))
         except Exception as error:
             raise UsageError(
                 f"shapes could not be found by running forward without data (operator: {name}, "
@@ -155,16 +160,16 @@ def _shape_inference(definition: Definition, name: str) -> Any:
     return infer
 
 
-def _register_cost(packet: Any, definition: Definition) -> None:
-    assert definition.cost is not None
-    formula = definition.cost
+def _register_cost(packet: Any, definition: Definition, formula: CostFormula) -> None:
+    def cost(*inputs: Any) -> Cost:
+        return formula(*definition.complete(inputs))
 
-    def count(*inputs: Any, out_val: Any = None, **options: Any) -> int:
-        return formula(*inputs, **options).flops
+    def flops(*inputs: Any, out_val: Any = None) -> int:
+        return cost(*inputs).flops
 
-    count._get_raw = True  # type: ignore[attr-defined]  # torch's counter hands over tensors, not shapes
-    register_cost(packet, formula)
-    flop_registry[packet] = count
+    flops._get_raw = True  # type: ignore[attr-defined]  # torch's counter is to hand over tensors, not shapes
+    register_cost(packet, cost)
+    flop_registry[packet] = flops
 
 
 def _snake_case(name: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from weft.errors import DivergedError, RunFolderError, UsageError
+from weft.errors import DivergedError, PeerLostError, RunFolderError, UsageError
 from weft.metrics.record import Repetition, RunRecord
 from weft.metrics.record_file import new_record, read_record, write_record
 from weft.metrics.run_folder import RunFolder
@@ -94,20 +94,20 @@ def _run_what_is_left(
             write_record(folder.path, record)
 
     write()
-    failures: list[DivergedError] = []
+    failures: list[DivergedError | PeerLostError] = []
     for i, repetition in enumerate(record.repetitions):
         if _has_ended(repetition):
             continue
         try:
             ended = _train_once(recipe, repetition.seed, folder, listeners, replicas, surroundings)
-        except DivergedError as error:
-            if replicas.size > 1:  # the other ranks have lost this one
-                raise
+        except (DivergedError, PeerLostError) as error:
             failures.append(error)
             infinite = to_target((), recipe.fixed.target)
             ended = replace(repetition, status="failed", stop_reason=str(error), values=infinite)
         record = replace(record, repetitions=(*record.repetitions[:i], ended, *record.repetitions[i + 1 :]))
         write()
+        if failures and replicas.size > 1:  # the ranks have lost each other, and no other seed can be trained
+            raise failures[0]
         if ended.status == "interrupted":
             replicas.sum(torch.zeros(1))  # a launcher that sees one rank leave may end the others: rank 0 writes first
             raise KeyboardInterrupt

@@ -34,6 +34,14 @@ OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4}
 BOOL_OPS = {"sum": OPS["max"], "max": OPS["max"], "min": OPS["min"], "product": OPS["min"]}
 
 
+_REDUCTIONS = {
+    (dtype, op): (type_, code)
+    for dtype, type_ in TYPES.items()
+    for op, code in (BOOL_OPS if dtype == torch.bool else OPS).items()
+    if op != "mean" or dtype.is_floating_point
+}
+
+
 class Request(NamedTuple):
     """What the engine is given. `back` is a strided tensor to which `target` is copied when the call is done."""
 
@@ -204,12 +212,13 @@ def _num_bytes(tensor: Tensor) -> int:
 
 
 def _reduction(tensor: Tensor, op: ReduceOp) -> tuple[int, int]:
-    type_ = TYPES.get(tensor.dtype)
-    if type_ is None:
-        raise UsageError(f"tensor cannot be reduced (type: {tensor.dtype}); convert it")
-    if op == "mean" and not tensor.dtype.is_floating_point:
+    """The codes of its type and of the reduction: one look-up, as small calls are counted in microseconds."""
+    codes = _REDUCTIONS.get((tensor.dtype, op))
+    if codes is not None:
+        return codes
+    if tensor.dtype in TYPES:
         raise UsageError(f"whole numbers have no mean of their own type (type: {tensor.dtype}); convert, or sum")
-    return type_, (BOOL_OPS if tensor.dtype == torch.bool else OPS)[op]
+    raise UsageError(f"tensor cannot be reduced (type: {tensor.dtype}); convert it")
 
 
 def _check_rank(rank: int, seat: _Seat, role: str) -> None:
