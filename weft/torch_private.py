@@ -101,7 +101,7 @@ class _Watch(TorchDispatchMode):
     """Tells of each node that a call adds to the graph."""
 
     def __init__(self, graph: fx.Graph, annotate: Annotate) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._graph = graph
         self._annotate = annotate
 

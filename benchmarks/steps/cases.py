@@ -62,6 +62,7 @@ CASES = {
     case.name: case
     for case in (
         Case("mlp", lambda: mlp(_task((784,), torch.float32, 10), hidden=(3072, 3072, 3072)), _images(784)),
+        Case("small mlp", lambda: mlp(_task((64,), torch.float32, 10), hidden=(128,)), _images(64)),
         Case("resnet20", lambda: resnet(_task((3, 32, 32), torch.float32, 10)), _images(3, 32, 32)),
         Case(
             "gpt",

@@ -11,12 +11,12 @@ from typing import Any
 
 __all__ = ["RankError", "Ranks"]
 
-ANSWER_SECONDS = 120.0
+ANSWER_SECONDS = 240.0  # DeepSpeed compiles at its first use
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class RankError(Exception):
-    """A rank could not do what it was told; the text says why."""
+    """A rank could not do what it was told; the text says why. Its pair is ended, for its peer may wait for ever."""
 
 
 class Ranks:
@@ -37,10 +37,11 @@ class Ranks:
         return max(float(answer["seconds_per_step"]) for answer in answers)
 
     def close(self) -> None:
-        for process in self._processes:
+        processes, self._processes = self._processes, []
+        for process in processes:
             process.kill()
-        for process in self._processes:
-            process.wait()
+        for process in processes:
+            process.communicate()
 
     def _start(self, rank: int, num_ranks: int, folder: Path, port: int) -> "subprocess.Popen[bytes]":
         environment = {**os.environ, **_environment(self.system, rank, num_ranks, folder, port)}
@@ -52,19 +53,20 @@ class Ranks:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                bufsize=0,
             )
 
     def _ask(self, command: dict[str, Any], processes: "list[subprocess.Popen[bytes]]") -> list[dict[str, Any]]:
-        line = json.dumps(command).encode() + b"\n"
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write(line)
-            process.stdin.flush()
-        answers = [self._hear(process) for process in processes]
-        errors = [answer["error"] for answer in answers if "error" in answer]
-        if errors:
-            raise RankError(errors[0])
-        return answers
+        if not processes:
+            raise RankError("its ranks have ended")
+        try:
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.write(json.dumps(command).encode() + b"\n")
+            return [self._hear(process) for process in processes]
+        except (BrokenPipeError, RankError) as error:
+            self.close()
+            raise RankError(str(error)) from None
 
     def _hear(self, process: "subprocess.Popen[bytes]") -> dict[str, Any]:
         assert process.stdout is not None
@@ -76,6 +78,8 @@ class Ranks:
         if not line:
             raise RankError("a rank ended")
         answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise RankError(answer["error"])
         return answer
 
 

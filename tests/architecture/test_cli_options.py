@@ -16,6 +16,9 @@ OPTIONS = {
     "doctor": ["--json"],
     "launch": ["SCRIPT", "ARGUMENTS", "--workers"],
     "list": ["--json"],
+    "op": [],
+    "op bench": ["FILE", "--json", "--seconds", "--threads"],
+    "op check": ["FILE", "--json", "--seed"],
     "prove": ["RECIPE", "--json", "--plan", "--seed", "--set", "--steps", "--tolerance", "--workers"],
     "run": [
         "RECIPE",

@@ -18,6 +18,7 @@ from weft.cli.console import error_console
 from weft.cli.doctor import doctor
 from weft.cli.launch import launch
 from weft.cli.list import list_all
+from weft.cli.op import op
 from weft.cli.prove import prove
 from weft.cli.run import run
 from weft.cli.show import show
@@ -47,6 +48,7 @@ app.command("show")(show)
 app.command("compare")(compare)
 app.command("list")(list_all)
 app.command("doctor")(doctor)
+app.add_typer(op, name="op")
 
 
 def _print_version(wanted: bool) -> None:

@@ -329,13 +329,9 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return WeftWork([self._group.start(call) for call in wanted], result, self._watcher, finish)
 
 
-_OPS: dict[Any, ReduceOp] = {
-    dist.ReduceOp.RedOpType.SUM: "sum",
-    dist.ReduceOp.RedOpType.AVG: "mean",
-    dist.ReduceOp.RedOpType.MIN: "min",
-    dist.ReduceOp.RedOpType.MAX: "max",
-    dist.ReduceOp.RedOpType.PRODUCT: "product",
-}
+# By torch's inner enumeration: its reductions themselves are slow to compare. Its stubs do not know the members.
+_NAMES: dict[str, ReduceOp] = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
+_OPS: dict[Any, ReduceOp] = {getattr(dist.ReduceOp.RedOpType, name): op for name, op in _NAMES.items()}
 
 
 def _op(opts: Any) -> ReduceOp:

@@ -10,11 +10,13 @@ that round differently. So it stays off, and batch norm's hidden write is declar
 """
 
 import linecache
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -58,7 +60,7 @@ def capture(step: Step, state: Any, batch: Any) -> Graph:
             state of another form; names the line.
 
     >>> import torch
-    >>> graph = capture(lambda state, batch: (state["w"] * batch, {"w": state["w"] + 1}), {"w": torch.ones(2)}, torch.ones(2))
+    >>> graph = capture(lambda state, batch: (state * batch, state + 1), torch.ones(2), torch.ones(2))
     >>> [operator.target for operator in graph.operators]
     ['aten.mul.Tensor', 'aten.add.Tensor']
     """
@@ -66,7 +68,8 @@ def capture(step: Step, state: Any, batch: Any) -> Graph:
     returned: list[Tree] = []
 
     def flat_step(*tensors: Tensor) -> tuple[Any, ...]:
-        result = step(**fill(arguments, tensors))
+        given = fill(arguments, tensors)
+        result = step(given["state"], given["batch"])
         if not isinstance(result, tuple) or len(result) != 2:
             raise GraphError(f"a step returns (outputs, new state) (found: {type(result).__name__}); return both")
         flat, tree = flatten({"outputs": result[0], "state": result[1]})
@@ -74,14 +77,13 @@ def capture(step: Step, state: Any, batch: Any) -> Graph:
         return tuple(flat)
 
     module = _trace_pure(flat_step, leaves)
-    written = _remove_writes(module.graph)
     _remove_identities(module.graph)
+    _resolve_writes(module.graph, arguments, returned[0])
     _draw_in_memory_order(module.graph)
     remove_dead(module.graph)
     constants = {node.target: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"}
     graph = Graph(_with_names(module.graph, arguments), arguments, returned[0], constants)
     check_graph(graph)
-    _check_writes(graph, written)
     return graph
 
 
@@ -103,7 +105,9 @@ def _again(module: fx.GraphModule) -> tuple[Callable[..., Any], Annotate]:
     current: list[fx.Node] = []
 
     def run(*inputs: Tensor) -> Any:
-        values = replay(module.graph, inputs, partial(getattr, module), lambda node: current.__setitem__(slice(None), [node]))
+        values = replay(
+            module.graph, inputs, partial(getattr, module), lambda node: current.__setitem__(slice(None), [node])
+        )
         return values[module.graph.output_node()]
 
     def annotate(node: fx.Node, _is_backward: bool) -> None:
@@ -122,15 +126,16 @@ def _annotate(node: fx.Node, is_backward: bool) -> None:
 
 
 def _line_on_stack() -> str:
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
-        name = frame.f_code.co_filename
-        if _is_the_users(name):
-            return f"{Path(name).name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        file = frame.f_code.co_filename
+        if _is_the_users(file):
+            return f"{file.rpartition(os.sep)[2]}:{frame.f_lineno}"
+        frame = frame.f_back
     return ""
 
 
+@cache
 def _is_the_users(file: str) -> bool:
     return not file.startswith(_NOT_THE_USERS) and not file.endswith((_SHIM, "contextlib.py"))
 
@@ -146,7 +151,9 @@ def _explained(error: BaseException) -> GraphError | None:
     if isinstance(error, DynamicOutputShapeException):
         return GraphError(f"a shape depends on the values of a tensor ({where}); use torch.where, or do it outside")
     if isinstance(error, DataDependentOutputException):
-        return GraphError(f"step decides by the value of a tensor ({where}); use torch.where, or decide outside the step")
+        return GraphError(
+            f"step decides by the value of a tensor ({where}); use torch.where, or decide outside the step"
+        )
     if "convert all Tensors to FakeTensors" in str(error):
         return GraphError(
             f"step uses a tensor that is in neither its state nor its batch ({where}); "
@@ -166,16 +173,22 @@ def _is_write(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
 
 
-def _remove_writes(graph: fx.Graph) -> set[int]:
-    """Take out the closing copies into arguments; returns the places of the arguments that were written."""
+def _resolve_writes(graph: fx.Graph, arguments: Tree, results: Tree) -> None:
+    """Take out the closing copies into arguments. What was written must be in the new state, or it would be lost."""
+    (values,) = graph.output_node().args
     places = {node: i for i, node in enumerate(n for n in graph.nodes if n.op == "placeholder")}
-    written = set()
+    new_state = {path: values[leaf] for path, leaf in paths_of(results)}  # type: ignore[index]
     for node in list(graph.nodes):
         if node.target is aten.copy_.default and node.args[0] in places:
-            written.add(places[node.args[0]])
-            node.replace_all_uses_with(node.args[1])
+            target, value = node.args[:2]
+            for path, leaf in paths_of(arguments):
+                is_kept = path.startswith("state") and new_state.get(path) in (value, node)
+                if leaf == places[target] and not is_kept:
+                    raise GraphError(
+                        f"step writes in place to what it does not return ({path}); return it in the state"
+                    )
+            node.replace_all_uses_with(value)
             graph.erase_node(node)
-    return written
 
 
 def _remove_identities(graph: fx.Graph) -> None:
@@ -205,16 +218,6 @@ def _permuted(graph: fx.Graph, source: fx.Node, order: list[int], like: fx.Node)
     node = graph.call_function(aten.permute.default, (source, order))
     node.meta = {**like.meta, "val": source.meta["val"].permute(order)}
     return node
-
-
-def _check_writes(graph: Graph, written: set[int]) -> None:
-    """What the step wrote in place must be in the state that it returns, or the write would be lost."""
-    results = dict(paths_of(graph.results))
-    placeholders = graph.placeholders
-    for path, leaf in paths_of(graph.arguments):
-        is_kept = path.startswith("state") and graph.result_nodes[results[path]] is not placeholders[leaf]
-        if leaf in written and not is_kept:
-            raise GraphError(f"step writes in place to what it does not return ({path}); return it in the new state")
 
 
 def _with_names(graph: fx.Graph, arguments: Tree) -> fx.Graph:

@@ -7,6 +7,7 @@ it is made, while the rest still has to run. It then belongs to the sink, so it 
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import fx
 
@@ -19,6 +20,8 @@ __all__ = ["source_of"]
 # The forward of mkldnn's LSTM keeps a workspace for its backward in grad mode only, and computes otherwise without.
 _MINDS_GRAD_MODE = ("aten.mkldnn_rnn_layer.default",)
 
+_RESERVED = {"below_autograd", "constants", "copy", "inputs", "own", "sink", "step", "torch"}
+
 _HEADER = '''"""A training step, generated from its graph: for reading and for stepping through with a debugger."""
 
 import torch
@@ -29,15 +32,28 @@ def source_of(graph: Graph, sunk: str = "") -> str:
     """The text of a module with a function `step(inputs, sink)`: values of the placeholders in, list of results out.
 
     The module is to be given `own(tensor)`, which copies what others hold, `copy(tensor)`, `below_autograd(operator)`
-    and the graph's constants.
+    and `constants` by name.
 
     Args:
         sunk: a part of the outputs; its results are handed to `sink(path, tensor)`, and None is returned for them.
     """
     used = sorted({_alias(node) for node in graph.nodes.nodes if _is_operator(node)})
+    writer = _Writer(graph, _sinking(graph, sunk), _names(graph, _RESERVED | {alias for alias, _ in used}))
     lines = [f"{alias} = {bound}" for alias, bound in used]
-    lines += ["", "", "def step(inputs, sink):", *(f"    {line}" for line in _body(graph, _sinking(graph, sunk)))]
+    lines += ["", "", "def step(inputs, sink):", *(f"    {line}" for line in writer.body())]
     return "\n".join([_HEADER, *lines, ""])
+
+
+def _names(graph: Graph, taken: set[str]) -> dict[fx.Node, str]:
+    """Names of nodes as variables, none of which hides a name that the code uses."""
+    names: dict[fx.Node, str] = {}
+    for node in graph.nodes.nodes:
+        name = node.name
+        while name in taken:
+            name += "_"
+        taken = taken | {name}
+        names[node] = name
+    return names
 
 
 @dataclass(frozen=True)
@@ -62,30 +78,53 @@ def _sinking(graph: Graph, sunk: str) -> _Sinking:
     return _Sinking(paths, returned, {node for node in paths if is_free[node] and node not in returned})
 
 
-def _body(graph: Graph, sinking: _Sinking) -> Iterator[str]:
-    dying = _last_uses(graph, sinking)
-    roles = {made.node: made.role for made in graph.operators}
-    part = ""
-    yield f"[{', '.join(node.name for node in graph.placeholders)}] = inputs"
-    for node in graph.nodes.nodes:
-        if node.op == "call_function":
-            if roles.get(node, part) != part:
-                part = roles[node]
-                yield f"# {part}"
-            yield _call(node)
-        if node in dying:
-            yield f"del {', '.join(dead.name for dead in dying[node])}"
-        yield from _hand_over(node, sinking)
-    yield f"return [{', '.join(map(literal, sinking.returned))}]"
+class _Writer:
+    """Writes the lines of one step."""
 
+    def __init__(self, graph: Graph, sinking: _Sinking, names: dict[fx.Node, str]) -> None:
+        self._graph = graph
+        self._sinking = sinking
+        self._names = names
 
-def _hand_over(node: fx.Node, sinking: _Sinking) -> Iterator[str]:
-    paths = sinking.paths.get(node, [])
-    for i, path in enumerate(paths):
-        is_last = i == len(paths) - 1 and node in sinking.given
-        yield f"sink({path!r}, {'own' if is_last else 'copy'}({node.name}))"
-    if node in sinking.given:
-        yield f"del {node.name}"
+    def body(self) -> Iterator[str]:
+        dying = _last_uses(self._graph, self._sinking)
+        roles = {made.node: made.role for made in self._graph.operators}
+        part = ""
+        yield f"[{', '.join(map(self._literal, self._graph.placeholders))}] = inputs"
+        for node in self._graph.nodes.nodes:
+            if node.op == "get_attr":
+                yield f"{self._literal(node)} = constants[{node.target!r}]"
+            elif node.op == "call_function":
+                if roles.get(node, part) != part:
+                    part = roles[node]
+                    yield f"# {part}"
+                yield self._call(node)
+            if node in dying:
+                yield f"del {', '.join(map(self._literal, dying[node]))}"
+            yield from self._hand_over(node)
+        yield f"return [{', '.join(map(self._literal, self._sinking.returned))}]"
+
+    def _call(self, node: fx.Node) -> str:
+        if node.target is operator.getitem:
+            source, index = node.args
+            return f"{self._literal(node)} = {self._literal(source)}[{index}]"
+        arguments = [self._literal(value) for value in node.args]
+        arguments += [f"{key}={self._literal(value)}" for key, value in node.kwargs.items()]
+        line = "".join(filter(str.isprintable, node.meta.get("line", "")))  # a comment must not end early
+        where = f"  # {line}" if line else ""
+        return f"{self._literal(node)} = {_alias(node)[0]}({', '.join(arguments)}){where}"
+
+    def _hand_over(self, node: fx.Node) -> Iterator[str]:
+        paths = self._sinking.paths.get(node, [])
+        is_given = node in self._sinking.given
+        for i, path in enumerate(paths):
+            is_last = i == len(paths) - 1 and is_given
+            yield f"sink({path!r}, {'own' if is_last else 'copy'}({self._literal(node)}))"
+        if is_given:
+            yield f"del {self._literal(node)}"
+
+    def _literal(self, value: Any) -> str:
+        return literal(value, self._names.__getitem__)
 
 
 def _last_uses(graph: Graph, sinking: _Sinking) -> dict[fx.Node, list[fx.Node]]:
@@ -98,15 +137,6 @@ def _last_uses(graph: Graph, sinking: _Sinking) -> dict[fx.Node, list[fx.Node]]:
                 alive.add(value)
                 dying.setdefault(node, []).append(value)
     return dying
-
-
-def _call(node: fx.Node) -> str:
-    if node.target is operator.getitem:
-        source, index = node.args
-        return f"{node.name} = {literal(source)}[{index}]"
-    arguments = [literal(value) for value in node.args] + [f"{k}={literal(v)}" for k, v in node.kwargs.items()]
-    where = f"  # {node.meta['line']}" if node.meta.get("line") else ""
-    return f"{node.name} = {_alias(node)[0]}({', '.join(arguments)}){where}"
 
 
 def _is_operator(node: fx.Node) -> bool:

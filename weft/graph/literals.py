@@ -1,6 +1,7 @@
 """What an operator is called with, written as Python."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,16 +10,19 @@ from torch import fx
 __all__ = ["literal"]
 
 
-def literal(value: Any) -> str:
+def literal(value: Any, name: Callable[[fx.Node], str] = str) -> str:
     """The source text of a node, a number, a torch constant, or a nested tuple or list of them.
+
+    Args:
+        name: what a node is called.
 
     >>> literal([1, float("inf"), torch.float32])
     '[1, float("inf"), torch.float32]'
     """
     if isinstance(value, fx.Node):
-        return value.name
+        return name(value)
     if isinstance(value, (tuple, list)):
-        inside = ", ".join(map(literal, value))
+        inside = ", ".join(literal(item, name) for item in value)
         return f"[{inside}]"  # operators take lists and tuples alike
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'

@@ -34,7 +34,7 @@ class Program:
         self.graph = graph
         self.source = source_of(graph, sunk)
         self.file = _keep(self.source, folder or code_folder())
-        self._specs = [(node.meta["val"].shape, node.meta["val"].dtype) for node in graph.placeholders]
+        self._expected = [node.meta["val"] for node in graph.placeholders]
         self._step = _load(self.source, self.file, graph)
 
     def __call__(self, state: Any, batch: Any, random: Tensor | None = None) -> tuple[Any, Any, Tensor | None]:
@@ -43,8 +43,8 @@ class Program:
         Raises:
             GraphError: state or batch differ in form, shape or type from what was captured, or `random` is missing.
         """
-        inputs = pick(self.graph.arguments, {"state": state, "batch": batch}, len(self._specs))
-        self._check_shapes(inputs)
+        given = pick(self.graph.arguments, {"state": state, "batch": batch}, len(self._expected))
+        inputs = [self._checked(place, tensor) for place, tensor in enumerate(given)]
         results, random = self.run(inputs, _refuse, random)
         filled = fill(self.graph.results, results)
         return filled["outputs"], filled["state"], random
@@ -60,13 +60,17 @@ class Program:
                 torch.set_rng_state(random)
                 return self._step(inputs, sink), torch.get_rng_state()
 
-    def _check_shapes(self, inputs: Sequence[Tensor]) -> None:
-        for place, (tensor, (shape, dtype)) in enumerate(zip(inputs, self._specs, strict=True)):
-            if tensor.shape != shape or tensor.dtype != dtype:
-                path = next(path for path, leaf in paths_of(self.graph.arguments) if leaf == place)
-                found = f"{tensor.dtype} {list(tensor.shape)}"
-                wanted = f"{dtype} {list(shape)}"
-                raise GraphError(f"input is not what was captured ({path}: {found}, wanted: {wanted}); capture again")
+    def _checked(self, place: int, tensor: Tensor) -> Tensor:
+        """The tensor, laid out in memory as the captured one was."""
+        like = self._expected[place]
+        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+            path = next(path for path, leaf in paths_of(self.graph.arguments) if leaf == place)
+            found, wanted = (f"{t.dtype} {list(t.shape)}" for t in (tensor, like))
+            raise GraphError(f"input is not what was captured ({path}: {found}, wanted: {wanted}); capture again")
+        if tensor.stride() == like.stride():
+            return tensor
+        fresh = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=tensor.device)
+        return fresh.copy_(tensor.detach())
 
 
 def code_folder() -> Path:
@@ -86,10 +90,8 @@ def _keep(source: str, folder: Path) -> Path:
 
 def _load(source: str, file: Path, graph: Graph) -> Callable[[Sequence[Tensor], Sink], list[Any]]:
     """What runs is the text just generated, never what the file has become since."""
-    names: dict[str, Any] = {"own": _own, "copy": torch.clone, "below_autograd": below_autograd}
-    for node in graph.nodes.nodes:
-        if node.op == "get_attr":
-            names[node.name] = graph.constants[str(node.target)]
+    given = {"own": _own, "copy": torch.clone, "below_autograd": below_autograd, "constants": graph.constants}
+    names: dict[str, Any] = dict(given)
     exec(compile(source, str(file), "exec"), names)
     step: Callable[[Sequence[Tensor], Sink], list[Any]] = names["step"]
     return step

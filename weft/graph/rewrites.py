@@ -44,7 +44,7 @@ def rewrite(graph: Graph, rules: Sequence[Rule] | None = None) -> Graph:
     rules = EXACT if rules is None else rules
     edited = graph.edited()
     constants = dict(graph.constants)
-    while any([rule.edit(edited.nodes, constants) for rule in rules]):
+    while sum(rule.edit(edited.nodes, constants) for rule in rules):
         pass
     used = {str(node.target) for node in edited.nodes.nodes if node.op == "get_attr"}
     after = replace(edited, constants={name: value for name, value in constants.items() if name in used})

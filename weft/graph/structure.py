@@ -76,7 +76,9 @@ def pick(tree: Tree, value: Any, num_leaves: int) -> list[Any]:
             if not isinstance(item, Tensor):
                 raise GraphError(f"a tensor is wanted (at: {path}, found: {type(item).__name__})")
             if leaves[content] is not None and leaves[content] is not item:
-                raise GraphError(f"tensor was tied to another when captured, and is not now (at: {path}); capture again")
+                raise GraphError(
+                    f"tensor was tied to another when captured, and is not now (at: {path}); capture again"
+                )
             leaves[content] = item
         elif kind == "constant":
             if item != content or type(item) is not type(content):
@@ -89,7 +91,9 @@ def pick(tree: Tree, value: Any, num_leaves: int) -> list[Any]:
                 visit(inner, item[key], f"{path}.{key}")
         else:
             if not isinstance(item, (list, tuple)) or len(item) != len(content):
-                raise GraphError(f"another form than the captured one (at: {path or 'top'}, wanted: {len(content)} items)")
+                raise GraphError(
+                    f"another form than the captured one (at: {path or 'top'}, wanted: {len(content)} items)"
+                )
             for i, inner in enumerate(content):
                 visit(inner, item[i], f"{path}.{i}")
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-import torch
-
 from weft.graph.graph import Graph, Operator, Variable
 from weft.graph.literals import literal
 
@@ -13,6 +11,7 @@ __all__ = ["text_of", "type_of"]
 def text_of(graph: Graph) -> str:
     """Inputs with their places, operators in order under the part of the step they belong to, results.
 
+    >>> import torch
     >>> from weft.graph.capture import capture
     >>> print(text_of(capture(lambda state, batch: (state * batch, state + 1), torch.ones(2), torch.ones(2))))
     1 forward, 1 update operators

@@ -54,7 +54,9 @@ def check_shapes(graph: Graph) -> None:
         with modes.pop():
             made = node.target(*args, **kwargs)
         if _spec(made) != _spec(node.meta["val"]):
-            raise GraphError(f"graph is not valid (shape of {node.name}: {_spec(node.meta['val'])}, made: {_spec(made)})")
+            raise GraphError(
+                f"graph is not valid (shape of {node.name}: {_spec(node.meta['val'])}, made: {_spec(made)})"
+            )
 
 
 def _known_kinds(graph: Graph) -> Iterator[str]:
@@ -112,7 +114,8 @@ def _signatures(graph: Graph) -> Iterator[str]:
         missing = [a.name for a in declared if not a.has_default_value() and a.name not in given]
         unknown = set(node.kwargs) - {a.name for a in declared}
         if missing or unknown or len(node.args) > len(declared):
-            yield f"{node.name} does not fit its operator ({node.target}, missing: {missing}, unknown: {sorted(unknown)})"
+            wrong = f"missing: {missing}, unknown: {sorted(unknown)}"
+            yield f"{node.name} does not fit its operator ({node.target}, {wrong})"
         for value in _literals((node.args, node.kwargs)):
             if value is not None and not isinstance(value, _LITERALS):
                 yield f"{node.name} holds a {type(value).__name__}, which is neither a variable nor a literal"

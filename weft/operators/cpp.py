@@ -141,17 +141,9 @@ class _Kernels:
 
     def _run(self, function: Literal["forward", "backward"], groups: list[list[Tensor | None]], inputs: Any) -> None:
         """Call into the library. `groups` keeps every tensor alive until the call is over, copies too."""
-        library = _load(_find_source(self.source, self.name), self.flags)
+        run = _find_function(self.source, self.name, self.flags, function)
         call = _Call(_attributes(inputs, self.name), _stream(groups))
         pointers = [_describe(group, self.name) for group in groups]
-        try:
-            run = getattr(library, function)
-        except AttributeError:
-            raise UsageError(
-                f"the source has no function of this name (operator: {self.name}, function: {function}); "
-                "include <weft/operator.h> and write it, or say backward=False"
-            ) from None
-        run.restype = ctypes.c_char_p
         complaint = run(*pointers, ctypes.byref(call))
         if complaint is not None:
             types = [str(x.dtype) for x in inputs if isinstance(x, Tensor)]
@@ -172,6 +164,20 @@ def _find_source(source: Path | str, name: str) -> Path:
 
 
 @cache
+def _find_function(source: Path | str, name: str, flags: tuple[str, ...], function: str) -> Any:
+    """Compiled when first asked for."""
+    library = _load(_find_source(source, name), flags)
+    try:
+        found = getattr(library, function)
+    except AttributeError:
+        raise UsageError(
+            f"the source has no function of this name (operator: {name}, function: {function}); "
+            "include <weft/operator.h> and write it, or say backward=False"
+        ) from None
+    found.restype = ctypes.c_char_p
+    return found
+
+
 def _load(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
     if source.suffix == ".cu":
         library = compile_library([source, HEADER], flags=(*CUDA_FLAGS, *flags), compiler=_find_nvcc())

@@ -1,5 +1,6 @@
-"""An operator of one's own, from a class with `forward` and `backward`: usable in eager mode, in captured graphs and
-under torch.compile.
+"""An operator of one's own, from a class with `forward` and `backward`.
+
+It works in eager mode, in captured graphs and under torch.compile:
 
     class Swish:
         def forward(self, x: Tensor, beta: float = 1.0) -> Tensor:

@@ -49,27 +49,26 @@ Floats* allocate(int64_t size) {
     return memory;
 }
 
-template <typename V> double peak(int threads, double seconds, int flops_per_vector) {
-    double best = 0;
-    int64_t repeats = 1000;
-    for (int round = 0; round < num_rounds;) {
-        const double start = now();
+template <typename V> double multiply_add(int threads, int64_t repeats) {
+    const double start = now();
 #pragma omp parallel num_threads(threads)
-        {
-            V sums[12], factor = V{} + 0.5f, term = V{} + 1.0f;
-            for (auto& sum : sums) sum = V{} + 1.0f;
-            for (int64_t i = 0; i < repeats; ++i)
-                for (auto& sum : sums) sum = sum * factor + term;
-            keep(sums);
-        }
-        const double spent = now() - start;
-        if (spent < seconds / num_rounds / 2) {
-            repeats *= 2;
-            continue;
-        }
-        best = std::max(best, 12.0 * repeats * flops_per_vector * threads / spent);
-        ++round;
+    {
+        V sums[12], factor = V{} + 0.5f, term = V{} + 1.0f;
+        for (auto& sum : sums) sum = V{} + 1.0f;
+        for (int64_t i = 0; i < repeats; ++i)
+            for (auto& sum : sums) sum = sum * factor + term;
+        keep(sums);
     }
+    return now() - start;
+}
+
+template <typename V> double peak(int threads, double seconds, int flops_per_vector) {
+    int64_t repeats = 1000;
+    // Found with one thread: to wake the others may take longer than a whole round.
+    while (multiply_add<V>(1, repeats) < seconds / num_rounds) repeats *= 2;
+    double best = 0;
+    for (int round = 0; round < num_rounds; ++round)
+        best = std::max(best, 12.0 * repeats * flops_per_vector * threads / multiply_add<V>(threads, repeats));
     return best;
 }
 

@@ -173,8 +173,8 @@ class Engine {
 
     // First without giving the core away, as others may want it for long; unless the peer is waiting for this very core.
     bool spin(int peer, uint64_t before, Call* wanted) {
-        if (!may_spin_) return false;
         const bool for_caller = wanted || callers_.load(std::memory_order_relaxed) > 0;
+        if (!may_spin_) return for_caller && yield_until(peer, before);
         const int64_t begin = now_ns(), end = begin + (for_caller ? kCallerSpinNs : kThreadSpinNs);
         const int64_t yield_from = is_on_core(peer, sched_getcpu()) ? begin : begin + kHoldNs;
         for (;;) {
@@ -186,6 +186,13 @@ class Engine {
             if (now > end) return false;
             if (now > yield_from) sched_yield();
         }
+    }
+
+    // With more ranks than cores the way to a peer's step is to let it run.
+    bool yield_until(int peer, uint64_t before) {
+        for (const int64_t end = now_ns() + kCallerSpinNs; now_ns() < end; sched_yield())
+            if (news(peer) != before || has_inbox()) return true;
+        return false;
     }
 
     bool is_on_core(int waits_for, int core) const {

@@ -1,0 +1,222 @@
+"""Capture: what a step becomes, what it is refused for, and that the line at fault is named."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.graph.steps import descent, descent_inputs, graph_of, plain
+from weft.errors import GraphError
+from weft.graph import Program, capture, check_shapes, training_step
+from weft.training.gradients import clip_by_norm
+from weft.training.optimizers import OPTIMIZERS
+
+ELSEWHERE = torch.ones(2)
+
+
+def test_forward_backward_and_update_are_one_graph() -> None:
+    graph = capture(descent, *descent_inputs())
+    roles = [operator.role for operator in graph.operators]
+    assert list(dict.fromkeys(roles)) == ["forward", "backward", "update"]
+    assert graph.outputs == {"loss": "mean"}
+    assert graph.updates.keys() == {"w", "b", "step"}
+    check_shapes(graph)
+
+
+def test_a_captured_step_computes_what_the_step_does() -> None:
+    state, batch = descent_inputs()
+    program = Program(capture(descent, state, batch))
+    for _ in range(3):
+        expected = descent(state, batch)
+        outputs, state, _ = program(state, batch)
+        assert torch.equal(outputs["loss"], expected[0]["loss"])
+        assert all(torch.equal(state[name], tensor) for name, tensor in expected[1].items())
+    assert int(state["step"]) == 3
+
+
+def test_running_statistics_are_updated_once() -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    x, y = torch.randn(5, 3), torch.randn(5, 2)
+    graph = graph_of(module, x, targets=y)
+    norms = [operator for operator in graph.operators if "batch_norm" in operator.target and operator.role == "forward"]
+    assert [operator.target for operator in norms] == ["aten._native_batch_norm_legit_functional"]
+    state = plain(module)
+    before = {name: tensor.clone() for name, tensor in state["buffers"].items()}
+    _, after, _ = Program(graph)(state, {"inputs": (x,), "targets": (y,)})
+    assert all(torch.equal(state["buffers"][name], tensor) for name, tensor in before.items())
+    module(x)
+    for name, tensor in module.named_buffers():
+        assert torch.equal(after["buffers"][name], tensor)
+
+
+def test_a_tied_weight_is_one_input() -> None:
+    weight = torch.randn(3, 3)
+    state = {"first": weight, "last": weight}
+
+    def step(state: Any, batch: Tensor) -> tuple[Tensor, Any]:
+        new = state["first"] - (batch @ state["first"] @ state["last"]).mean()
+        return batch.sum(), {"first": new, "last": new}
+
+    graph = capture(step, state, torch.randn(2, 3))
+    assert [variable.path for variable in graph.variables.values() if variable.role == "state"] == ["state.first"]
+    with pytest.raises(GraphError, match=r"tied to another.*\.last"):
+        Program(graph)({"first": weight, "last": weight.clone()}, torch.randn(2, 3))
+
+
+def test_tied_weights_that_drift_apart_are_refused() -> None:
+    weight = torch.ones(2)
+    with pytest.raises(GraphError, match="are one tensor and become two"):
+        capture(
+            lambda state, batch: (batch, {"a": state["a"] + 1, "b": state["b"] + 2}),
+            {"a": weight, "b": weight},
+            ELSEWHERE,
+        )
+
+
+def test_dropout_draws_from_the_state_that_is_passed() -> None:
+    graph = capture(lambda state, batch: (nn.functional.dropout(batch, 0.5), state), (), torch.ones(64))
+    program, random = Program(graph), torch.Generator().manual_seed(3).get_state()
+    before = torch.get_rng_state()
+    first, _, moved = program((), torch.ones(64), random)
+    again, _, _ = program((), torch.ones(64), random)
+    other, _, _ = program((), torch.ones(64), moved)
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(GraphError, match="pass the state of a generator"):
+        program((), torch.ones(64))
+
+
+def test_several_losses_clipping_and_an_optimizer_of_level_2() -> None:
+    module, rule = nn.Linear(3, 2), OPTIMIZERS["adam"](lr=0.01)
+    state = {**plain(module), "optimizer": None}
+    gradients_of = training_step(module, lambda p, y: (p - y).square().mean() + 0.1 * p.abs().mean())
+
+    def step(state: Any, batch: Any) -> tuple[Any, Any]:
+        outputs, new = gradients_of(state, batch)
+        clipped = clip_by_norm(outputs["gradients"], 0.01)
+        parameters = {n: p - 0.1 * clipped[n] for n, p in new["parameters"].items()}  # type: ignore[operator]
+        return {"loss": outputs["loss"]}, {**new, "parameters": parameters}
+
+    batch = {"inputs": (torch.randn(4, 3),), "targets": (torch.randn(4, 2),)}
+    _, new, _ = Program(capture(step, state, batch))(state, batch)
+    expected = step(state, batch)[1]["parameters"]
+    assert all(torch.equal(new["parameters"][name], tensor) for name, tensor in expected.items())
+    assert rule.lr == 0.01
+
+
+def branches(state: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+    if batch.sum() > 0:
+        return batch, state
+    return -batch, state
+
+
+def bakes(state: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+    return batch * ELSEWHERE, state
+
+
+def selects(state: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+    return batch[batch > 0], state
+
+
+def reads_item(state: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+    return batch * batch.sum().item(), state
+
+
+@pytest.mark.parametrize(
+    ("step", "fact", "line"),
+    [
+        (branches, "decides by the value of a tensor", "if batch.sum() > 0:"),
+        (bakes, "in neither its state nor its batch", "return batch * ELSEWHERE, state"),
+        (selects, "a shape depends on the values", "return batch[batch > 0], state"),
+        (reads_item, "decides by the value of a tensor", "return batch * batch.sum().item(), state"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused_with_its_line(step: Callable[..., Any], fact: str, line: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        capture(step, torch.ones(2), torch.ones(2))
+    assert fact in str(caught.value) and line in str(caught.value)
+    first = step.__code__.co_firstlineno
+    assert any(f"test_capture.py:{number}:" in str(caught.value) for number in (first + 1, first + 2))
+
+
+def test_a_module_that_holds_a_tensor_beside_its_buffers_is_refused() -> None:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = [torch.ones(2)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.scale[0]
+
+    with pytest.raises(GraphError, match=r"x \* self.scale\[0\]"):
+        graph_of(Holds(), torch.ones(2), targets=torch.ones(2))
+
+
+def test_a_write_in_place_that_is_returned_is_an_update() -> None:
+    def step(state: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        return state * 2, state.add_(batch)
+
+    outputs, state, _ = Program(capture(step, torch.ones(2), torch.ones(2)))(torch.ones(2), torch.ones(2))
+    assert outputs.tolist() == [2.0, 2.0] and state.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("write", [lambda state, batch: batch.add_(1), lambda state, batch: state[0].mul_(2)])
+def test_a_write_in_place_that_is_lost_is_refused(write: Callable[..., Any]) -> None:
+    def step(state: Any, batch: Tensor) -> tuple[Any, Any]:
+        old = [state[0].clone()]
+        write(state, batch)
+        return batch.sum(), old
+
+    with pytest.raises(GraphError, match="writes in place to what it does not return"):
+        capture(step, [torch.ones(2)], torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("step", "fault"),
+    [
+        (lambda state, batch: batch, "returns \\(outputs, new state\\)"),
+        (lambda state, batch: (batch, None), "state is in the old state only"),
+        (lambda state, batch: (batch, state.sum()), "state changes"),
+        (lambda state, batch: (batch, state.double()), "state changes"),
+        (lambda state, batch: (batch, {"a": object()}), "not a nested dict"),
+    ],
+)
+def test_a_state_of_another_form_is_refused(step: Callable[..., Any], fault: str) -> None:
+    with pytest.raises(GraphError, match=fault):
+        capture(step, torch.ones(2), torch.ones(2))
+
+
+def test_a_tensor_made_inside_the_step_is_a_constant() -> None:
+    graph = capture(lambda state, batch: (batch * torch.tensor([1.0, 2.0]), state), (), torch.ones(2))
+    assert [value.tolist() for value in graph.constants.values()] == [[1.0, 2.0]]
+    assert Program(graph)((), torch.ones(2))[0].tolist() == [1.0, 2.0]
+
+
+def test_a_constant_that_is_returned_belongs_to_the_caller() -> None:
+    program = Program(capture(lambda state, batch: (torch.tensor([1.0]), state), (), torch.ones(2)))
+    program((), torch.ones(2))[0].fill_(7)
+    assert program((), torch.ones(2))[0].tolist() == [1.0]
+
+
+def test_capturing_leaves_state_and_generator_alone() -> None:
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
+    before, random = {k: v.clone() for k, v in module.state_dict().items()}, torch.get_rng_state()
+    graph_of(module, torch.randn(5, 3), targets=torch.randn(5, 2))
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    assert random.dtype == torch.uint8
+
+
+def test_a_checkpointed_forward_is_recomputed_in_backward() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def step(state: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        w = state.detach().requires_grad_()
+        with torch.enable_grad():
+            loss = checkpoint(lambda x: (x @ w).sin().sin(), batch, use_reentrant=False).sum()
+            return torch.autograd.grad(loss, w)[0], state
+
+    graph = capture(step, torch.randn(3, 3), torch.randn(2, 3))
+    sines = [operator.role for operator in graph.operators if operator.target == "aten.sin"]
+    assert sines.count("backward") >= 1
