@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks.steps.ranks import RankError, Ranks
+from benchmarks.steps.ranks import RankError, Ranks, Times
 from weft.atomic import write_json
 from weft.metrics.comparison import compare_pairs
 from weft.metrics.machine import describe_machine, describe_source, describe_versions
@@ -39,12 +39,12 @@ CEILINGS = {"plain": CEILING, "plain keeping memory": KEPT}
 MIN_ROUNDS = 6  # an interval of the median needs as many values
 NUM_STEPS = 4
 
-Turn = Callable[[], float]
+Turn = Callable[[], Times]
 
 
-def measure(turns: Mapping[str, Turn], seconds: float) -> dict[str, list[float]]:
-    """Seconds per step of every system and round. A system that fails is left out from then on, with all its values."""
-    order, values = list(turns), {name: list[float]() for name in turns}
+def measure(turns: Mapping[str, Turn], seconds: float) -> dict[str, list[Times]]:
+    """The times of a step of every system and round. A system that fails is left out, with all its values."""
+    order, values = list(turns), {name: list[Times]() for name in turns}
     deadline = time.monotonic() + seconds
     dice = random.Random(0)
     while time.monotonic() < deadline or any(len(values[name]) < MIN_ROUNDS for name in order):
@@ -59,27 +59,34 @@ def measure(turns: Mapping[str, Turn], seconds: float) -> dict[str, list[float]]
     return values
 
 
-def rows_of(case: str, values: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """One row per system: milliseconds per step, share of the ceiling, and the intervals of both (95%)."""
+def rows_of(case: str, values: Mapping[str, Sequence[Times]]) -> list[dict[str, Any]]:
+    """One row per system: milliseconds per step, shares of the ceilings, and their intervals (95%)."""
+    wall = {system: [times.wall for times in rounds] for system, rounds in values.items()}
+    cpu = {system: [times.cpu for times in rounds] for system, rounds in values.items()}
     rows = []
-    for system, seconds in values.items():
-        times = summarise([1e3 * value for value in seconds])
-        share, kept = (compare_pairs(values[name], seconds, METRICS["step_time"]) for name in (CEILING, KEPT))
+    for system in values:
+        summary = summarise([1e3 * seconds for seconds in wall[system]])
         rows.append(
             {
                 "benchmark": "training_step",
                 "case": case,
                 "system": system,
-                "ms_per_step": round(times.median, 3),
-                "interval": [round(times.interval.low, 3), round(times.interval.high, 3)],
-                "share_of_ceiling": round(share.ratio, 4),
-                "interval_of_share": [round(share.interval.low, 4), round(share.interval.high, 4)],
-                "share_of_ceiling_memory_kept": round(kept.ratio, 4),
-                "interval_of_share_memory_kept": [round(kept.interval.low, 4), round(kept.interval.high, 4)],
-                "raw_ms": [round(1e3 * value, 3) for value in seconds],
+                "ms_per_step": round(summary.median, 3),
+                "interval": [round(summary.interval.low, 3), round(summary.interval.high, 3)],
+                **_share(wall[CEILING], wall[system], "share_of_ceiling", "interval_of_share"),
+                **_share(wall[KEPT], wall[system], "share_of_ceiling_memory_kept", "interval_of_share_memory_kept"),
+                "cpu_ms_per_step": round(1e3 * summarise(cpu[system]).median, 3),
+                **_share(cpu[KEPT], cpu[system], "cpu_share_memory_kept", "interval_of_cpu_share_memory_kept"),
+                "raw_ms": [round(1e3 * seconds, 3) for seconds in wall[system]],
+                "raw_cpu_ms": [round(1e3 * seconds, 3) for seconds in cpu[system]],
             }
         )
     return rows
+
+
+def _share(ceiling: Sequence[float], times: Sequence[float], name: str, interval: str) -> dict[str, Any]:
+    share = compare_pairs(ceiling, times, METRICS["step_time"])
+    return {name: round(share.ratio, 4), interval: [round(share.interval.low, 4), round(share.interval.high, 4)]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -112,7 +119,7 @@ def _measure_case(case: str, everyone: Mapping[str, Ranks], seconds: float) -> l
 
 def _print_table(case: str, rows: Sequence[Mapping[str, Any]]) -> None:
     print(f"\n{case}, {len(rows[0]['raw_ms'])} rounds of {NUM_STEPS} steps; medians and 95% intervals")
-    table = [("system", "ms per step", "", "of ceiling", "", "of ceiling, memory kept", "")]
+    table = [("system", "ms per step", "", "of ceiling", "", "of ceiling, memory kept", "", "cpu ms")]
     for row in rows:
         table.append(
             (
@@ -123,6 +130,7 @@ def _print_table(case: str, rows: Sequence[Mapping[str, Any]]) -> None:
                 "{:.1%} to {:.1%}".format(*row["interval_of_share"]),
                 f"{row['share_of_ceiling_memory_kept']:.1%}",
                 "{:.1%} to {:.1%}".format(*row["interval_of_share_memory_kept"]),
+                f"{row['cpu_ms_per_step']:.1f}",
             )
         )
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -39,24 +39,27 @@ def main(system: str) -> None:
                 steps = _load(system, command["load"])
                 _say(answers, {"ready": True})
             else:
-                _say(answers, {"seconds_per_step": time_steps(steps, command["run"])})
+                _say(answers, time_steps(steps, command["run"]))
         except Exception as error:
             steps = iter(())
             traceback.print_exc()
             _say(answers, {"error": f"{type(error).__name__}: {error}".splitlines()[0]})
 
 
-def time_steps(steps: Iterator[None], num_steps: int) -> float:
-    """Mean seconds of the steps in the middle: in the first the ranks come together, in the last they part."""
+def time_steps(steps: Iterator[None], num_steps: int) -> dict[str, float]:
+    """Mean seconds of the steps in the middle: in the first the ranks come together, in the last they part.
+
+    `cpu` counts all threads of this process, and not what it waits for: other work on the machine disturbs it less.
+    """
     for _ in range(NUM_WARMUP):
         next(steps)
-    begin = time.perf_counter()
+    begin, cpu_begin = time.perf_counter(), time.process_time()
     for _ in range(num_steps):
         next(steps)
-    seconds = time.perf_counter() - begin
+    wall, cpu = time.perf_counter() - begin, time.process_time() - cpu_begin
     for _ in range(NUM_COOLDOWN):
         next(steps)
-    return seconds / num_steps
+    return {"wall": wall / num_steps, "cpu": cpu / num_steps}
 
 
 def _load(system: str, case: str) -> Iterator[None]:

@@ -7,12 +7,19 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["RankError", "Ranks"]
+__all__ = ["RankError", "Ranks", "Times"]
 
 ANSWER_SECONDS = 240.0  # DeepSpeed compiles at its first use
 CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+class Times(NamedTuple):
+    """Seconds per step: by the clock, and of computation (all threads of a rank)."""
+
+    wall: float
+    cpu: float
 
 
 class RankError(Exception):
@@ -31,10 +38,10 @@ class Ranks:
     def load(self, case: str) -> None:
         self._ask({"load": case}, self._processes)
 
-    def run(self, num_steps: int, num_ranks: int | None = None) -> float:
-        """Seconds per step, of the slower rank; with the first `num_ranks` only where they do not talk."""
+    def run(self, num_steps: int, num_ranks: int | None = None) -> Times:
+        """The times of a step, of the slower rank; with the first `num_ranks` only where they do not talk."""
         answers = self._ask({"run": num_steps}, self._processes[:num_ranks])
-        return max(float(answer["seconds_per_step"]) for answer in answers)
+        return Times(max(answer["wall"] for answer in answers), max(answer["cpu"] for answer in answers))
 
     def close(self) -> None:
         processes, self._processes = self._processes, []

@@ -26,14 +26,14 @@ double = operator(Double, name="cli::double_{name}")
 """
 
 
-@pytest.fixture
-def right(tmp_path: Path) -> Path:
-    return write(tmp_path, "right", "2")
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("operators"), "right", "2")
 
 
-@pytest.fixture
-def wrong(tmp_path: Path) -> Path:
-    return write(tmp_path, "wrong", "3")
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("operators"), "wrong", "3")
 
 
 def write(folder: Path, name: str, slope: str) -> Path:

@@ -57,3 +57,9 @@ def test_dropin_alone_and_on_two_ranks(tmp_path: Path) -> None:
     script = str(EXAMPLES / "dropin.py")
     assert last_loss(run(script, cwd=tmp_path)) < 0.1
     assert last_loss(run(*WEFT, "launch", "--workers", "2", script, cwd=tmp_path)) < 0.1
+
+
+def test_graph_gradient_penalty(tmp_path: Path) -> None:
+    printed = run(str(EXAMPLES / "graph_gradient_penalty.py"), cwd=tmp_path)
+    penalties = [float(line.split()[-1]) for line in printed.splitlines() if line.startswith("step")]
+    assert len(penalties) == 5 and penalties[-1] < 0.1 * penalties[0]

@@ -3,7 +3,7 @@
 import pytest
 
 from weft.engines.place import Place
-from weft.engines.probing import ClusterProbe, seconds_per_byte_reduced, probe_cluster, table_of_choices
+from weft.engines.probing import ClusterProbe, probe_cluster, seconds_per_byte_reduced, table_of_choices
 from weft.errors import UsageError
 from weft.planning import ClusterSpec, Link
 

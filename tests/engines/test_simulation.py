@@ -13,7 +13,7 @@ from weft.engines.computation import ComputeModel
 from weft.engines.simulation import Simulation, simulate
 from weft.errors import DivergedError, RunFolderError, UsageError
 from weft.metrics.record import RunRecord
-from weft.metrics.record_file import read_record
+from weft.metrics.record_file import read_record, write_record
 from weft.metrics.run_folder import RunFolder, create_run_folder
 from weft.planning import Link, NetworkModel
 from weft.recipes import digits_mlp
@@ -175,11 +175,16 @@ def test_what_cannot_run_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_simulation_that_diverges_says_so_and_cannot_be_resumed(tmp_path: Path) -> None:
+def test_a_simulation_that_diverges_says_so(tmp_path: Path) -> None:
     recipe = tiny("data=2", optimizer="sgd", optimizer__lr=1e38)
     with pytest.raises(DivergedError, match="first bad tensor"):
         run(tmp_path / "run", recipe)
-    assert read_record(tmp_path / "run").repetitions[0].status == "running"
+    assert read_record(tmp_path / "run").clock_rules.startswith("time is virtual")
+
+
+def test_a_simulation_that_was_interrupted_cannot_be_resumed(tmp_path: Path) -> None:
+    record = run(tmp_path / "run", tiny("data=2")).record
+    write_record(tmp_path / "run", replace(record, repetitions=(replace(record.repetitions[0], status="running"),)))
     with pytest.raises(RunFolderError, match="is a simulation"):
         resume_run(RunFolder(tmp_path / "run"))
 

@@ -6,7 +6,9 @@ import torch
 from tests.operators.rooflines import ROUND
 from weft.errors import UsageError
 from weft.operators import roofline as module
+from weft.operators.bench import place
 from weft.operators.caches import read_caches
+from weft.operators.cost import Cost
 from weft.operators.picture import HEIGHT, WIDTH, draw_roofline
 from weft.operators.roofline import measure_roofline
 
@@ -52,9 +54,6 @@ def test_the_nominal_peak_is_frequency_times_width_times_instructions() -> None:
 
 
 def test_the_picture_has_every_roof_and_every_point() -> None:
-    from weft.operators.bench import place
-    from weft.operators.cost import Cost
-
     point = place(Cost(10**6, 10**6, 0), 1e-4, ROUND)
     lines = draw_roofline(ROUND, {"A": point, "B": place(Cost(0, 10, 0), 1.0, ROUND)})
     body = "\n".join(line.partition("|")[2] for line in lines)

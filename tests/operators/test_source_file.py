@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from weft.errors import UsageError
 from weft.operators.source_file import load_operators
@@ -15,22 +16,20 @@ class Double:
     def forward(self, x: Tensor) -> Tensor:
         return {factor} * x
 
-second = operator(Double, name="file::second")
-first = operator(Double, name="file::first")
+second = operator(Double, name="{space}::second")
+first = operator(Double, name="{space}::first")
 again = first
 """
 
 
 def test_operators_in_the_order_of_the_file_each_once(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(SOURCE.format(factor=2))
+    (tmp_path / "a.py").write_text(SOURCE.format(factor=2, space="file"))
     assert [found.name for found in load_operators(tmp_path / "a.py")] == ["file::second", "file::first"]
 
 
 def test_a_file_may_be_changed_and_read_again(tmp_path: Path) -> None:
-    import torch
-
     for factor in (2, 3):
-        (tmp_path / "a.py").write_text(SOURCE.format(factor=factor) + "#" * factor)
+        (tmp_path / "a.py").write_text(SOURCE.format(factor=factor, space="changed") + "#" * factor)
         assert load_operators(tmp_path / "a.py")[0](torch.ones(1)) == factor
 
 

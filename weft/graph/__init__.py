@@ -4,6 +4,7 @@ from weft.graph.capture import Step, capture
 from weft.graph.drawing import svg_of
 from weft.graph.eager import EagerExecutor
 from weft.graph.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
+from weft.graph.extension import extend, grad, replace_gradient, update_state
 from weft.graph.generated import GraphExecutor, inference_step, training_step
 from weft.graph.graph import Graph, Operator, Variable
 from weft.graph.program import Program
@@ -33,11 +34,15 @@ __all__ = [
     "check_graph",
     "check_pass",
     "check_shapes",
+    "extend",
+    "grad",
     "inference_step",
     "load_graph",
+    "replace_gradient",
     "rewrite",
     "save_graph",
     "svg_of",
     "text_of",
     "training_step",
+    "update_state",
 ]

@@ -37,13 +37,14 @@ from weft.torch_private import (
     trace,
 )
 
-__all__ = ["Step", "capture"]
+__all__ = ["Origin", "Step", "capture", "capture_noting", "note_call"]
 
 aten = torch.ops.aten
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 """`(state, batch) -> (outputs, new state)`, pure; each a nested dict, list or tuple of tensors."""
 
+_COPY = aten.lift_fresh_copy.default
 _IDENTITIES = (aten.detach.default, aten.alias.default)
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
 _SHIM = "torch_private.py"
@@ -64,6 +65,11 @@ def capture(step: Step, state: Any, batch: Any) -> Graph:
     >>> [operator.target for operator in graph.operators]
     ['aten.mul.Tensor', 'aten.add.Tensor']
     """
+    return capture_noting(step, state, batch, note_call)
+
+
+def capture_noting(step: Step, state: Any, batch: Any, note: Annotate) -> Graph:
+    """Capture, with `note` writing what is known of each node into its meta, as `note_call` does."""
     leaves, arguments = flatten({"state": state, "batch": batch})
     returned: list[Tree] = []
 
@@ -76,7 +82,7 @@ def capture(step: Step, state: Any, batch: Any) -> Graph:
         returned.append(tree)
         return tuple(flat)
 
-    module = _trace_pure(flat_step, leaves)
+    module = _trace_pure(flat_step, leaves, note)
     _remove_identities(module.graph)
     _resolve_writes(module.graph, arguments, returned[0])
     _draw_in_memory_order(module.graph)
@@ -87,14 +93,15 @@ def capture(step: Step, state: Any, batch: Any) -> Graph:
     return graph
 
 
-def _trace_pure(flat_step: Callable[..., Any], leaves: Sequence[Tensor]) -> fx.GraphModule:
+def _trace_pure(flat_step: Callable[..., Any], leaves: Sequence[Tensor], note: Annotate) -> fx.GraphModule:
     mode = fake_mode()
     fakes = [mode.from_tensor(leaf) for leaf in leaves]
     try:
-        module = trace(flat_step, _annotate, fakes, mode)
+        module = trace(flat_step, note, fakes, mode)
     except (AssertionError, DataDependentOutputException, DynamicOutputShapeException) as error:
         raise _explained(error) or error from None
     _declare_batch_norm(module.graph)
+    _remove_identities(module.graph)
     if not any(_is_write(node) for node in module.graph.nodes):
         return module
     return functionalise(*_again(module), [fake.detach() for fake in fakes], mode)
@@ -102,24 +109,36 @@ def _trace_pure(flat_step: Callable[..., Any], leaves: Sequence[Tensor]) -> fx.G
 
 def _again(module: fx.GraphModule) -> tuple[Callable[..., Any], Annotate]:
     """Runs a traced graph, so that each node of the next trace inherits what is known of the node it comes from."""
-    current: list[fx.Node] = []
+    origin = Origin()
 
     def run(*inputs: Tensor) -> Any:
-        values = replay(
-            module.graph, inputs, partial(getattr, module), lambda node: current.__setitem__(slice(None), [node])
-        )
+        values = replay(module.graph, inputs, partial(getattr, module), before=origin.follow)
         return values[module.graph.output_node()]
 
-    def annotate(node: fx.Node, _is_backward: bool) -> None:
-        node.meta.update({key: current[0].meta[key] for key in _OURS if key in current[0].meta})
-
-    return run, annotate
+    return run, origin.note
 
 
-_OURS = ("in_grad_mode", "is_backward", "line")
+class Origin:
+    """The node that is being replayed: what is known of it is also true of the nodes that come of it."""
+
+    def __init__(self) -> None:
+        self._node: fx.Node | None = None
+
+    def follow(self, node: fx.Node | None) -> None:
+        self._node = node
+
+    def note(self, node: fx.Node, is_backward: bool) -> None:
+        if self._node is None:
+            note_call(node, is_backward)
+        else:
+            node.meta.update({key: self._node.meta[key] for key in _NOTED if key in self._node.meta})
 
 
-def _annotate(node: fx.Node, is_backward: bool) -> None:
+_NOTED = ("in_grad_mode", "is_backward", "line")
+
+
+def note_call(node: fx.Node, is_backward: bool) -> None:
+    """Write into a node whether backward called for it, whether gradients were on, and the line of the user's code."""
     node.meta["is_backward"] = is_backward
     node.meta["in_grad_mode"] = torch.is_grad_enabled()
     node.meta["line"] = _line_on_stack()
@@ -192,8 +211,10 @@ def _resolve_writes(graph: fx.Graph, arguments: Tree, results: Tree) -> None:
 
 
 def _remove_identities(graph: fx.Graph) -> None:
+    """Take out what changes no value. One copy of a constant stays: it may be returned, and then be written to."""
     for node in list(graph.nodes):
-        if node.target in _IDENTITIES:
+        is_copy_of_copy = node.target is _COPY and node.args[0].target is _COPY
+        if node.target in _IDENTITIES or is_copy_of_copy:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 

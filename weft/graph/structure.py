@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.errors import GraphError
 
-__all__ = ["Tree", "fill", "flatten", "leaves_of", "paths_of", "pick"]
+__all__ = ["Tree", "fill", "flatten", "paths_of", "pick", "relabel"]
 
 Tree = tuple[str, Any]
 
@@ -112,6 +112,13 @@ def paths_of(tree: Tree, path: str = "") -> Iterator[tuple[str, int]]:
             yield from paths_of(part, f"{path}.{key}" if path else str(key))
 
 
-def leaves_of(tree: Tree) -> list[int]:
-    """The numbers of the leaves, in the order of their places, each place once."""
-    return [leaf for _, leaf in paths_of(tree)]
+def relabel(tree: Tree, labels: Mapping[str, int], path: str = "") -> Tree:
+    """The same tree with the leaf at each path numbered anew."""
+    kind, content = tree
+    if kind == "leaf":
+        return kind, labels[path]
+    if kind == "constant":
+        return tree
+    pairs = content if kind == "dict" else tuple(enumerate(content))
+    parts = [(key, relabel(part, labels, f"{path}.{key}" if path else str(key))) for key, part in pairs]
+    return kind, tuple(parts) if kind == "dict" else tuple(part for _, part in parts)

@@ -24,7 +24,7 @@ Complete = Callable[[Sequence[Any]], tuple[Any, ...]]
 class DirectGradient:
     """The user's function, run by autograd."""
 
-    def __init__(self, name: str, schema: str, backward: Backward, complete: Complete) -> None:
+    def __init__(self, name: str, backward: Backward) -> None:
         self._name = name
         self._backward = backward
 

@@ -108,8 +108,11 @@ def define(definition: Definition, *, name: str, origin: str, opaque_backward: b
     registered = torch.library.custom_op(name, _on_all_inputs(definition), mutates_args=(), schema=schema)
     registered.register_fake(_shape_inference(definition, name))
     if definition.backward is not None:
-        kind = OpaqueGradient if opaque_backward else DirectGradient
-        gradient = kind(name, schema, definition.backward, definition.complete)
+        gradient = (
+            OpaqueGradient(name, schema, definition.backward, definition.complete)
+            if opaque_backward
+            else DirectGradient(name, definition.backward)
+        )
         registered.register_autograd(gradient.backward, setup_context=gradient.setup_context)
     namespace, _, short_name = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), short_name)

@@ -62,9 +62,9 @@ def arena_offset(size: int, arena_bytes: int, rank: int) -> int:
     return _Layout(size).arenas + rank * arena_bytes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Open:
-    """A call under way."""
+    """A call under way, told from others by its identity."""
 
     request: Request
     queued: int
@@ -168,10 +168,17 @@ class PythonEngine(AbstractEngine):
                 self._abandon(Outcome(Reason(int(self._failure[0]) >> 32), int(self._failure[0]) & 0xFFFFFFFF))
                 return True
             before = self._count_steps()
-            for calls in (self._collectives[:1], list(self._messages)):
-                for call in calls:
-                    self._step(call)
+            for call in [*self._collectives[:1], *self._movable_messages()]:
+                self._step(call)
             return self._count_steps() != before
+
+    def _movable_messages(self) -> list[_Open]:
+        """All that are to come, and of those to one rank the first: the packets of two must not mix."""
+        first_sends: dict[int, _Open] = {}
+        for call in self._messages:
+            if call.request.kind == codes.SEND:
+                first_sends.setdefault(call.request.root, call)
+        return [c for c in self._messages if c.request.kind == codes.RECV or first_sends[c.request.root] is c]
 
     def _count_steps(self) -> int:
         own = self._posted[self._rank] + self._taken[self._rank]
