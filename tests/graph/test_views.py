@@ -66,7 +66,6 @@ def test_the_text_names_every_operator_and_every_result() -> None:
     for operator in graph.operators:
         assert f"{operator.target}(" in text and operator.line in text
     assert f"state.w                  = {graph.updates['w']}" in text
-    assert max(map(len, text.splitlines())) < 120
 
 
 def test_the_drawing_has_a_box_for_each_operator_below_its_inputs() -> None:

@@ -46,7 +46,7 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 
 _COPY = aten.lift_fresh_copy.default
 _IDENTITIES = (aten.detach.default, aten.alias.default)
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<eval_with_key", "<frozen")
 _SHIM = "torch_private.py"
 
 

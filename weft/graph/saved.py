@@ -166,14 +166,16 @@ def _find_operator(dotted: str, also: Collection[str]) -> Any:
     name, _, overload = rest.partition(".")
     if not all(map(_IDENTIFIER.fullmatch, (namespace, name, overload))):
         raise GraphError(f"not the name of an operator ({dotted!r})")
-    packet = getattr(getattr(torch.ops, namespace), name, None) if namespace == "aten" or dotted in also else None
-    found = getattr(packet, overload, None) if packet is not None and overload in packet.overloads() else None
-    if found is None:
+    packet: Any = None
+    if namespace == "aten" or dotted in also:
+        packet = getattr(getattr(torch.ops, namespace), name, None)
+    if packet is None or overload not in packet.overloads():
         raise GraphError(f"operator is not known here ({dotted}); name it in also= if you trust the graph")
+    assert packet is not None
     is_core = any(torch.Tag.core in getattr(packet, each).tags for each in packet.overloads())
     if dotted not in also and name not in _KNOWN and not is_core:
         raise GraphError(f"operator is not one that a saved graph may call ({dotted}); name it in also=")
-    return found
+    return getattr(packet, overload)
 
 
 def _check_keys(item: Any, wanted: set[str], folder: Path) -> None:

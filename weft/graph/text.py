@@ -13,15 +13,16 @@ def text_of(graph: Graph) -> str:
 
     >>> import torch
     >>> from weft.graph.capture import capture
-    >>> print(text_of(capture(lambda state, batch: (state * batch, state + 1), torch.ones(2), torch.ones(2))))
+    >>> graph = capture(lambda state, batch: (state * batch, state + 1), torch.ones(2), torch.ones(2))
+    >>> print(text_of(graph))  # doctest: +ELLIPSIS
     1 forward, 1 update operators
     inputs
       state                    float32[2]           state
       batch                    float32[2]           batch
     forward
-      mul                      float32[2]           aten.mul.Tensor(state, batch)
+      mul                      float32[2]           aten.mul.Tensor(state, batch)  # ...:1
     update
-      add                      float32[2]           aten.add.Tensor(state, 1)
+      add                      float32[2]           aten.add.Tensor(state, 1)  # ...:1
     results
       outputs                  = mul
       state                    = add

@@ -18,7 +18,7 @@ from weft.errors import UsageError
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=40))
 def test_the_free_list_gives_out_no_byte_twice_and_gets_all_back(steps: list[tuple[int, bool]]) -> None:
-    free, taken = FreeList(200), []
+    free, taken = FreeList(200), list[tuple[int, int]]()
     for num_bytes, give_back in steps:
         offset = free.take(num_bytes)
         if offset is not None:
