@@ -20,6 +20,7 @@ __all__ = [
     "fake_mode",
     "functionalise",
     "leave_compiler_alone",
+    "schema_of",
     "shares_memory",
     "trace",
     "use_determinism",
@@ -123,3 +124,8 @@ def below_autograd(operator: Callable[..., Any]) -> Callable[..., Any]:
             return operator(*args, **kwargs)
 
     return call
+
+
+def schema_of(target: Any) -> Any:
+    """What an operator takes, returns and writes to; None for what is no operator."""
+    return target._schema if isinstance(target, torch._ops.OpOverload) else None

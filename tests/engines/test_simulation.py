@@ -1,5 +1,6 @@
 """Training on virtual ranks: the bits of real ranks, and times that follow from the network and the computation."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,7 +191,7 @@ def test_a_simulation_that_was_interrupted_cannot_be_resumed(tmp_path: Path) -> 
 
 
 def test_switches_of_the_process_are_put_back(tmp_path: Path) -> None:
-    before = torch.get_num_threads()
+    before = torch.get_num_threads(), os.sched_getaffinity(0)
     run(tmp_path / "run", tiny("data=2"))
-    assert torch.get_num_threads() == before
+    assert (torch.get_num_threads(), os.sched_getaffinity(0)) == before
     assert not torch.are_deterministic_algorithms_enabled()

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from tests.graph.steps import descent, descent_inputs, graph_of, plain
 from weft.errors import GraphError
-from weft.graph import Program, capture, check_shapes, training_step
+from weft.graph import Program, capture, check_shapes, rewrite, training_step
 from weft.training.gradients import clip_by_norm
-from weft.training.optimizers import OPTIMIZERS
+from weft.training.optimizers import OPTIMIZERS, Shared
+from weft.training.optimizers.rule_optimizer import Optimizer
 
 ELSEWHERE = torch.ones(2)
 
@@ -88,22 +89,31 @@ def test_dropout_draws_from_the_state_that_is_passed() -> None:
         program((), torch.ones(64))
 
 
-def test_several_losses_clipping_and_an_optimizer_of_level_2() -> None:
-    module, rule = nn.Linear(3, 2), OPTIMIZERS["adam"](lr=0.01)
-    state = {**plain(module), "optimizer": None}
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw", "adagrad", "rmsprop"])
+def test_several_losses_clipping_and_an_optimizer_of_level_2(name: str) -> None:
+    module, optimizer = nn.Linear(3, 2), OPTIMIZERS[name](lr=0.01)
+    assert isinstance(optimizer, Optimizer)
+    rule = optimizer.rule
     gradients_of = training_step(module, lambda p, y: (p - y).square().mean() + 0.1 * p.abs().mean())
 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
-        outputs, new = gradients_of(state, batch)
+        outputs, _ = gradients_of(state, batch)
         clipped = clip_by_norm(outputs["gradients"], 0.01)
-        parameters = {n: p - 0.1 * clipped[n] for n, p in new["parameters"].items()}  # type: ignore[operator]
-        return {"loss": outputs["loss"]}, {**new, "parameters": parameters}
+        shared = rule.new_input(Shared(state["lr"], state["step"]))
+        new = {n: rule.update_rule(clipped[n], p, state["slots"][n], shared) for n, p in state["parameters"].items()}  # type: ignore[arg-type]
+        parameters, slots = ({n: pair[i] for n, pair in new.items()} for i in (0, 1))
+        after = {**state, "parameters": parameters, "slots": slots, "lr": shared.lr, "step": shared.step}
+        return {"loss": outputs["loss"]}, after
 
+    state: Any = {**plain(module), "lr": torch.tensor(0.01, dtype=torch.float64)}
+    state["step"] = torch.tensor(0.0, dtype=torch.float64)
+    state["slots"] = {n: rule.initial_slots(p) for n, p in state["parameters"].items()}
     batch = {"inputs": (torch.randn(4, 3),), "targets": (torch.randn(4, 2),)}
-    _, new, _ = Program(capture(step, state, batch))(state, batch)
-    expected = step(state, batch)[1]["parameters"]
-    assert all(torch.equal(new["parameters"][name], tensor) for name, tensor in expected.items())
-    assert rule.lr == 0.01
+    program, expected = Program(rewrite(capture(step, state, batch))), state
+    for _ in range(3):
+        _, state, _ = program(state, batch)
+        expected = step(expected, batch)[1]
+    assert all(torch.equal(state["parameters"][name], tensor) for name, tensor in expected["parameters"].items())
 
 
 def branches(state: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,10 +212,11 @@ def test_a_constant_that_is_returned_belongs_to_the_caller() -> None:
 
 def test_capturing_leaves_state_and_generator_alone() -> None:
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
-    before, random = {k: v.clone() for k, v in module.state_dict().items()}, torch.get_rng_state()
-    graph_of(module, torch.randn(5, 3), targets=torch.randn(5, 2))
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    x, y, random = torch.randn(5, 3), torch.randn(5, 2), torch.get_rng_state()
+    graph_of(module, x, targets=y)
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
-    assert random.dtype == torch.uint8
+    assert torch.equal(torch.get_rng_state(), random)
 
 
 def test_a_checkpointed_forward_is_recomputed_in_backward() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,7 +11,12 @@ from torch import Tensor, nn
 
 from tests.graph.contract import clone, take
 from weft.graph import EagerExecutor, GraphExecutor
+from weft.recipes import BUILT_IN
 from weft.specs import Batch, TaskSpec, TensorSpec
+from weft.training.build import build_splits, build_task, check_recipe
+from weft.training.component import Component
+from weft.training.evaluation import evaluate
+from weft.training.loop import take_step
 from weft.training.models import MODELS
 from weft.training.optimizers import OPTIMIZERS
 
@@ -82,3 +88,22 @@ def test_a_wrong_bit_is_found() -> None:
     one = torch.ones(3)
     with pytest.raises(AssertionError):
         assert_bits({"a": one}, {"a": one + 1e-7})
+
+
+@pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn"])
+def test_a_recipe_trains_to_the_bits_of_eager(name: str) -> None:
+    recipe = BUILT_IN[name]()
+    splits = build_splits(recipe)
+    found = []
+    for executor in ("eager", "graph"):
+        chosen = replace(recipe, mutable=replace(recipe.mutable, executor=Component(executor)))
+        check_recipe(chosen)
+        task, state = build_task(chosen, splits, seed=0)
+        losses = []
+        for _ in range(8):
+            state, result = take_step(task, state)
+            losses.append(result.loss)
+        scores = evaluate(task.executor, state.model, splits.validation, task.metrics)
+        found.append((losses, scores, clone(state.model)))
+    assert found[0][:2] == found[1][:2]
+    assert_bits(found[1][2], found[0][2])

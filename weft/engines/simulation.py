@@ -1,7 +1,9 @@
 """Training on the virtual cluster: the code that real ranks run, real mathematics, virtual time."""
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -94,7 +96,7 @@ def simulate(
 
     began = time.perf_counter()
     # Ranks share the switches of the process: set here, they are found and left as they are by every rank.
-    with use_determinism(), use_threads(1):
+    with use_determinism(), use_threads(1), use_one_core():
         result = run_virtual(
             program,
             plan.num_ranks,
@@ -115,6 +117,21 @@ def simulate(
         real_seconds=time.perf_counter() - began,
         trace=result.trace,
     )
+
+
+@contextmanager
+def use_one_core() -> Iterator[None]:
+    """Keep this thread, and those that it starts, on one core: only one of them ever runs, and to wake it on another
+    core takes longer than most of what it then does. Two processes choose different cores where they can."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {sorted(before)[os.getpid() % len(before)]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def clock_rules(network: NetworkModel, compute: ComputeModel) -> str:

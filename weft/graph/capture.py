@@ -34,6 +34,7 @@ from weft.torch_private import (
     DynamicOutputShapeException,
     fake_mode,
     functionalise,
+    schema_of,
     trace,
 )
 
@@ -95,7 +96,7 @@ def capture_noting(step: Step, state: Any, batch: Any, note: Annotate) -> Graph:
 
 def _trace_pure(flat_step: Callable[..., Any], leaves: Sequence[Tensor], note: Annotate) -> fx.GraphModule:
     mode = fake_mode()
-    fakes = [mode.from_tensor(leaf) for leaf in leaves]
+    fakes = [mode.from_tensor(leaf.detach()).requires_grad_(leaf.requires_grad) for leaf in leaves]
     try:
         module = trace(flat_step, note, fakes, mode)
     except (AssertionError, DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -189,7 +190,8 @@ def _declare_batch_norm(graph: fx.Graph) -> None:
 
 
 def _is_write(node: fx.Node) -> bool:
-    return node.op == "call_function" and getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+    schema = schema_of(node.target)
+    return schema is not None and bool(schema.is_mutable)
 
 
 def _resolve_writes(graph: fx.Graph, arguments: Tree, results: Tree) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from weft.graph.graph import Graph, is_random
 from weft.graph.roles import is_collective
 from weft.graph.validity import check_pass
+from weft.torch_private import schema_of
 
 __all__ = ["EXACT", "Rule", "remove_dead", "rewrite"]
 
@@ -161,7 +162,7 @@ def _new_name(constants: dict[str, Tensor]) -> str:
 
 def _is_view(node: fx.Node) -> bool:
     """Whether the call gives another look at its input's memory."""
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node.target)
     return schema is not None and any(item.alias_info is not None for item in schema.returns)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from weft.errors import GraphError
 from weft.graph.graph import Graph, is_random
 from weft.graph.structure import paths_of
+from weft.torch_private import schema_of
 
 __all__ = ["RULES", "check_graph", "check_pass", "check_shapes"]
 
@@ -98,18 +99,19 @@ def _calls(graph: Graph) -> Iterator[str]:
             values = source.meta.get("val") if isinstance(source, fx.Node) else None
             if not isinstance(values, (tuple, list)) or not isinstance(index, int) or not 0 <= index < len(values):
                 yield f"{node.name} takes output {index} of {source}, which has none of that number"
-        elif not isinstance(node.target, torch._ops.OpOverload):
+        elif schema_of(node.target) is None:
             yield f"{node.name} calls {node.target}, which is no operator"
-        elif node.target._schema.is_mutable:
+        elif schema_of(node.target).is_mutable:
             yield f"{node.name} writes in place ({node.target})"
 
 
 def _signatures(graph: Graph) -> Iterator[str]:
     """An operator gets what its schema asks for, and only nodes and literals."""
     for node in graph.nodes.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        schema = schema_of(node.target)
+        if schema is None:
             continue
-        declared = node.target._schema.arguments
+        declared = schema.arguments
         given = {a.name for a in declared[: len(node.args)]} | set(node.kwargs)
         missing = [a.name for a in declared if not a.has_default_value() and a.name not in given]
         unknown = set(node.kwargs) - {a.name for a in declared}
