@@ -11,6 +11,7 @@ this setting: against it, what is missing from 100% is the exchange alone.
 """
 
 import argparse
+import os
 import random
 import tempfile
 import time
@@ -143,6 +144,7 @@ def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "date": date.today().isoformat(),
         "machine": describe_machine(),
+        "load_average": os.getloadavg()[0],  # of the last minute: what else the machine did shows here
         "versions": versions,
         "source": describe_source(),
         "rows": rows,

@@ -7,6 +7,7 @@ overhead would show; the second is of a usual size.
 """
 
 import argparse
+import os
 import time
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         {
             "date": date.today().isoformat(),
             "machine": describe_machine(),
+        "load_average": os.getloadavg()[0],  # of the last minute: what else the machine did shows here
             "versions": describe_versions(),
             "source": describe_source(),
             "rows": rows,

@@ -116,6 +116,16 @@ def test_several_losses_clipping_and_an_optimizer_of_level_2(name: str) -> None:
     assert all(torch.equal(state["parameters"][name], tensor) for name, tensor in expected["parameters"].items())
 
 
+@pytest.mark.parametrize("draw", [lambda x: torch.empty_like(x).bernoulli_(0.5), lambda x: torch.bernoulli(x, 0.5)])
+def test_draws_into_permuted_memory_have_the_bits_of_eager(draw: Callable[[Tensor], Tensor]) -> None:
+    """In place they fill memory as it lies, else in the order of the dimensions: both are met with in models."""
+    x, random = torch.zeros(5, 7, 3).permute(2, 0, 1), torch.Generator().manual_seed(1).get_state()
+    found, _, _ = Program(rewrite(capture(lambda state, batch: (draw(batch), state), (), x)))((), x, random)
+    torch.set_rng_state(random)
+    expected = draw(x)
+    assert torch.equal(found, expected) and found.stride() == expected.stride()
+
+
 def branches(state: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
     if batch.sum() > 0:
         return batch, state

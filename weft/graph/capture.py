@@ -135,12 +135,13 @@ class Origin:
             node.meta.update({key: self._node.meta[key] for key in _NOTED if key in self._node.meta})
 
 
-_NOTED = ("in_grad_mode", "is_backward", "line")
+_NOTED = ("fills_memory", "in_grad_mode", "is_backward", "line")
 
 
 def note_call(node: fx.Node, is_backward: bool) -> None:
     """Write into a node whether backward called for it, whether gradients were on, and the line of the user's code."""
     node.meta["is_backward"] = is_backward
+    node.meta["fills_memory"] = node.target is aten.bernoulli_.float
     node.meta["in_grad_mode"] = torch.is_grad_enabled()
     node.meta["line"] = _line_on_stack()
 
@@ -224,8 +225,8 @@ def _remove_identities(graph: fx.Graph) -> None:
 def _draw_in_memory_order(graph: fx.Graph) -> None:
     """`bernoulli_` fills memory as it lies, its pure twin in the order of the dimensions: let the two orders agree."""
     for node in list(graph.nodes):
-        if node.target is aten.bernoulli.p and not node.args[0].meta["val"].is_contiguous():
-            like = node.args[0]
+        like = node.args[0] if node.target is aten.bernoulli.p and node.meta.get("fills_memory", False) else None
+        if like is not None and not like.meta["val"].is_contiguous():
             strides = like.meta["val"].stride()
             order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
             back = sorted(range(len(order)), key=order.__getitem__)
