@@ -92,6 +92,7 @@ def _share(ceiling: Sequence[float], times: Sequence[float], name: str, interval
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
+    load_before = os.getloadavg()[0]
     names = ("plain", "plain keeping memory", *options.system)
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
         everyone = {name: Ranks(name, 2, Path(folder) / name.replace(" ", "-")) for name in names}
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for ranks in everyone.values():
                 ranks.close()
     if options.out:
-        write_json(options.out, _document(rows))
+        write_json(options.out, _document(rows, load_before))
 
 
 def _measure_case(case: str, everyone: Mapping[str, Ranks], seconds: float) -> list[dict[str, Any]]:
@@ -139,12 +140,12 @@ def _print_table(case: str, rows: Sequence[Mapping[str, Any]]) -> None:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip(), flush=True)
 
 
-def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _document(rows: list[dict[str, Any]], load_before: float) -> dict[str, Any]:
     versions = describe_versions() | {name: _version(name) for name in PACKAGES}
     return {
         "date": date.today().isoformat(),
         "machine": describe_machine(),
-        "load_average": os.getloadavg()[0],  # of the last minute: what else the machine did shows here
+        "load_before": load_before,  # what else the machine did, in processes that ran or wanted to
         "versions": versions,
         "source": describe_source(),
         "rows": rows,

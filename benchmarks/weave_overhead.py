@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rows = []
+    load_before, rows = os.getloadavg()[0], []
     for case, (num_pairs, num_steps) in PAIRS_AND_STEPS.items():
         row = row_of(case, measure(case, num_pairs, num_steps))
         low, high = row["interval"]
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         {
             "date": date.today().isoformat(),
             "machine": describe_machine(),
-        "load_average": os.getloadavg()[0],  # of the last minute: what else the machine did shows here
+            "load_before": load_before,  # what else the machine did, in processes that ran or wanted to
             "versions": describe_versions(),
             "source": describe_source(),
             "rows": rows,
