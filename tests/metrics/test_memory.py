@@ -1,5 +1,6 @@
 """Peak memory, to the byte for tensors, and in the right order of size for the process."""
 
+import mmap
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,13 @@ from torch import nn
 from weft.metrics.memory import use_process_memory_peak, use_tensor_memory_peak
 
 MEGABYTE = 2**20
+
+
+def touch_fresh_pages(num_bytes: int) -> None:
+    """Ask the system itself for memory and give it back: malloc may have kept what an earlier test has freed."""
+    with mmap.mmap(-1, num_bytes) as pages:
+        for offset in range(0, num_bytes, mmap.PAGESIZE):
+            pages[offset] = 1
 
 
 def test_tensors_alive_at_once_are_counted_together() -> None:
@@ -147,16 +155,14 @@ def test_the_process_peak_sees_a_large_allocation() -> None:
     with use_process_memory_peak() as without:
         pass
     with use_process_memory_peak() as peak:
-        block = bytearray(64 * MEGABYTE)
-        del block
+        touch_fresh_pages(64 * MEGABYTE)
     assert peak.num_bytes > without.num_bytes + 60 * MEGABYTE
 
 
 def test_an_inner_block_hides_nothing_from_the_outer_one() -> None:
     # The system keeps one mark for the process: the reset of the inner block would wipe out the peak of the outer one.
     with use_process_memory_peak() as outer:
-        block = bytearray(64 * MEGABYTE)
-        del block
+        touch_fresh_pages(64 * MEGABYTE)
         with use_process_memory_peak() as inner:
             pass
     assert outer.num_bytes > inner.num_bytes + 60 * MEGABYTE
@@ -165,8 +171,7 @@ def test_an_inner_block_hides_nothing_from_the_outer_one() -> None:
 def test_an_inner_peak_is_also_one_of_the_outer_block() -> None:
     with use_process_memory_peak() as outer:
         with use_process_memory_peak() as inner:
-            block = bytearray(64 * MEGABYTE)
-            del block
+            touch_fresh_pages(64 * MEGABYTE)
         with use_process_memory_peak():
             pass
     assert outer.num_bytes >= inner.num_bytes

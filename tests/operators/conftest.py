@@ -1,5 +1,6 @@
 """One cache of compiled sources for all tests of operators, apart from the user's."""
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -17,5 +18,6 @@ def own_cache(compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's compiler draws a progress bar, and tqdm keeps a thread for it."""
-    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)
+    """torch's compiler draws a progress bar where tqdm is installed, and tqdm keeps a thread for it."""
+    if importlib.util.find_spec("tqdm"):
+        monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)
