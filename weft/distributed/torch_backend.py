@@ -212,27 +212,27 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         op = _op(opts)
-        return self._start([calls.AllReduce(tensor, op) for tensor in tensors], tensors)
+        return self._start([calls.AllReduce(tensor, op) for tensor in tensors], tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         return self.allreduce(tensors, opts)
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         root = 0 if opts is None else opts.rootRank
-        return self._start([calls.Broadcast(tensor, root) for tensor in tensors], tensors)
+        return self._start([calls.Broadcast(tensor, root) for tensor in tensors], tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         root = 0 if opts is None else opts.rootRank
-        return self._start([calls.Reduce(tensor, root, _op(opts)) for tensor in tensors], tensors)
+        return self._start([calls.Reduce(tensor, root, _op(opts)) for tensor in tensors], tensors, opts)
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        return self._start([calls.Barrier()], [])
+        return self._start([calls.Barrier()], [], opts)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         self._group.barrier()
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        return self._start([calls.AllGather(output, input)], [output])
+        return self._start([calls.AllGather(output, input)], [output], opts)
 
     def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         return self.all_gather_single(output, input, opts)
@@ -254,10 +254,10 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
             for whole, parts in zip(wholes, outputs, strict=True):
                 _copy_parts(parts, whole)
 
-        return self._start(gathers, [part for parts in outputs for part in parts], hand_out)
+        return self._start(gathers, [part for parts in outputs for part in parts], opts, hand_out)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
-        return self._start([calls.ReduceScatter(output, input, _op(opts))], [output])
+        return self._start([calls.ReduceScatter(output, input, _op(opts))], [output], opts)
 
     def _reduce_scatter_base(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         return self.reduce_scatter_single(output, input, opts)
@@ -282,7 +282,8 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if self._group.rank != root:
             return self._start([calls.Gather(inputs[0], None, root)], [])
         whole = _stack(outputs[0])
-        return self._start([calls.Gather(inputs[0], whole, root)], outputs[0], lambda: _copy_parts(outputs[0], whole))
+        gather = calls.Gather(inputs[0], whole, root)
+        return self._start([gather], outputs[0], opts, lambda: _copy_parts(outputs[0], whole))
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work:
         root = 0 if opts is None else opts.rootRank
@@ -324,8 +325,15 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._start([*recvs, *sends], result)
 
     def _start(
-        self, wanted: Sequence[Call], result: list[Tensor], finish: Callable[[], object] | None = None
+        self,
+        wanted: Sequence[Call],
+        result: list[Tensor],
+        opts: Any = None,
+        finish: Callable[[], object] | None = None,
     ) -> dist.Work:
+        if opts is not None and not opts.asyncOp and len(wanted) == 1:  # torch waits at once, so the short way will do
+            self._group.run(wanted[0])
+            return WeftWork((), result, self._watcher, finish)
         return WeftWork([self._group.start(call) for call in wanted], result, self._watcher, finish)
 
 

@@ -161,6 +161,9 @@ class BrokenGroup(AbstractGroup):
     def start(self, call: Call) -> AbstractWork:
         return self.sabotage(self.inner, call)
 
+    def run(self, call: Call) -> None:
+        self.start(call).wait()
+
     def split(self, colour: int, key: int) -> AbstractGroup:
         return self.inner.split(colour, 0 if self.sabotage is forgets_keys else key)
 

@@ -94,6 +94,9 @@ class RankOrderGroup(AbstractGroup):
             call.tensor.copy_(total)
         return DoneWork()
 
+    def run(self, call: Call) -> None:
+        self.start(call).wait()
+
     def split(self, colour: int, key: int) -> AbstractGroup:
         return RankOrderGroup(self._inner.split(colour, key))
 

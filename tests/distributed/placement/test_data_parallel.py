@@ -142,7 +142,8 @@ def test_running_statistics_are_the_ranks_own_until_they_are_aligned() -> None:
         task.replicas.join(state.model)
         state, _ = take_step(task, state)
         own = state.model.buffers["1.running_mean"].clone()
-        task.replicas.align(state.model.buffers)
+        with task.replicas.use_consensus(state.model) as consensus:
+            assert consensus.judges is task.replicas
         return own, state.model.buffers["1.running_mean"].clone(), int(state.model.buffers["1.num_batches_tracked"])
 
     (own0, aligned0, count0), (own1, aligned1, count1) = run_virtual(program, 2).results

@@ -79,6 +79,9 @@ class MessageGroup(AbstractGroup):
         work.advance()
         return work
 
+    def run(self, call: Call) -> None:
+        self.start(call).wait()
+
     def split(self, colour: int, key: int) -> AbstractGroup:
         return MessageGroup(self._transport.split(colour, key), self._choice)
 

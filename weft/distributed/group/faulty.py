@@ -110,6 +110,9 @@ class FaultyGroup(AbstractGroup):
             return DoneWork()
         return self._inner.start(call)
 
+    def run(self, call: Call) -> None:
+        self.start(call).wait()
+
     def split(self, colour: int, key: int) -> AbstractGroup:
         """The part is not faulty: its ranks and calls are counted anew."""
         self._meet_faults(None)

@@ -78,6 +78,9 @@ class HierarchicalGroup(AbstractGroup):
                 self.advance()
                 return work
 
+    def run(self, call: Call) -> None:
+        self.start(call).wait()
+
     def split(self, colour: int, key: int) -> AbstractGroup:
         """Over `whole` alone: a part need not lie evenly on the hosts."""
         return self._whole.split(colour, key)

@@ -110,6 +110,9 @@ class MpiGroup(AbstractGroup):
         work.run(lambda: post(self._seat, call))
         return work
 
+    def run(self, call: Call) -> None:
+        self.start(call).wait()
+
     def split(self, colour: int, key: int) -> AbstractGroup:
         wishes = torch.empty(self.size, 2, dtype=torch.int64)
         self.all_gather(wishes, torch.tensor([colour, key]))  # finds a lost peer, which MPI's own split would wait for

@@ -95,6 +95,9 @@ class RecordingGroup(AbstractGroup):
         self._traffic = self._traffic.with_call(call)
         return work
 
+    def run(self, call: Call) -> None:
+        self.start(call).wait()
+
     def split(self, colour: int, key: int) -> "RecordingGroup":
         return RecordingGroup(self._inner.split(colour, key))
 

@@ -58,6 +58,9 @@ class SoloGroup(AbstractGroup):
                 pass
         return DoneWork()
 
+    def run(self, call: Call) -> None:
+        self.start(call).wait()
+
     def split(self, colour: int, key: int) -> AbstractGroup:
         return SoloGroup(clock=self._clock, generation=self._generation)
 

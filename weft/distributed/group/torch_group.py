@@ -100,6 +100,9 @@ class TorchGroup(AbstractGroup):
         work.run(lambda: launch(TorchSeat(self._transport, self._rank, self._size), call, tag))
         return work
 
+    def run(self, call: Call) -> None:
+        self.start(call).wait()
+
     def split(self, colour: int, key: int) -> AbstractGroup:
         self._check_open()
         store = _c10d.PrefixStore(f"split/{self._num_splits}", self._store)

@@ -12,7 +12,7 @@ from weft.distributed.group import calls
 from weft.distributed.group.shared_memory import SharedMemoryGroup
 from weft.distributed.group.shared_memory.arena import FreeList
 from weft.distributed.group.shared_memory.rendezvous import Invitation, read_start_time
-from weft.distributed.group.shared_memory.request import lower
+from weft.distributed.group.shared_memory.request import Place, lower
 from weft.errors import UsageError
 
 
@@ -66,7 +66,7 @@ def test_the_arena_reuses_what_is_dropped(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_carried_is_refused_before_it_starts(call: calls.Call, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        lower(call, rank=0, size=2)
+        lower(call, Place(0, 2))
 
 
 def test_an_invitation_is_for_one_life_of_a_process() -> None:

@@ -49,14 +49,14 @@ class Engine {
     }
 
     void start(Call* call) {
-        call->queued = now_ns();
-        if (stop_.load(std::memory_order_relaxed)) return;
-        {
-            std::lock_guard<std::mutex> guard(inbox_lock_);
-            inbox_.push_back(call);
-            num_open_.fetch_add(1);
-        }
+        queue(call);
         if (!timer_set_.exchange(true)) set_timer(kGraceNs);
+    }
+
+    // The caller drives: the engine's own thread need not know.
+    void run(Call& call) {
+        queue(&call);
+        wait(call);
     }
 
     void wait(Call& call) {
@@ -79,6 +79,13 @@ class Engine {
     }
 
   private:
+    void queue(Call* call) {
+        call->queued = now_ns();
+        std::lock_guard<std::mutex> guard(inbox_lock_);
+        inbox_.push_back(call);
+        num_open_.fetch_add(1);
+    }
+
     // --- the engine's own thread
 
     void run() {
@@ -373,6 +380,24 @@ class Engine {
 using weft::Call;
 using weft::Engine;
 
+// What native.py packs; pointers as whole numbers.
+struct Order {
+    int32_t kind, type, op, root;
+    int64_t tag, input, output, count, width, num_neighbours;
+};
+
+static Call make_call(const Order* packed, const int32_t* neighbours, const double* weights) {
+    Order order;
+    std::memcpy(&order, packed, sizeof order);  // it need not be aligned
+    std::vector<int32_t> peers;
+    std::vector<double> factors;
+    if (neighbours) peers.assign(neighbours, neighbours + order.num_neighbours);
+    if (weights) factors.assign(weights, weights + order.num_neighbours + 1);
+    return {weft::Kind(order.kind), weft::Type(order.type), weft::Reduction(order.op), order.root,
+            order.tag, reinterpret_cast<const char*>(order.input), reinterpret_cast<char*>(order.output),
+            order.count, order.width, std::move(peers), std::move(factors)};
+}
+
 extern "C" {
 
 int64_t weft_segment_bytes(int size, int64_t arena_bytes) { return weft::Segment{nullptr, size, arena_bytes}.bytes(); }
@@ -388,20 +413,8 @@ Engine* weft_open(void* base, int size, int64_t arena_bytes, int rank, const int
 
 void weft_close(Engine* engine) { delete engine; }
 
-// What native.py packs; pointers as whole numbers.
-struct Order {
-    int32_t kind, type, op, root;
-    int64_t tag, input, output, count, width, num_neighbours;
-};
-
 Call* weft_start(Engine* engine, const Order* packed, const int32_t* neighbours, const double* weights) {
-    Order order;
-    std::memcpy(&order, packed, sizeof order);  // it need not be aligned
-    Call* call = new Call{weft::Kind(order.kind), weft::Type(order.type), weft::Reduction(order.op), order.root,
-                          order.tag, reinterpret_cast<const char*>(order.input), reinterpret_cast<char*>(order.output),
-                          order.count, order.width, {}, {}};
-    if (neighbours) call->neighbours.assign(neighbours, neighbours + order.num_neighbours);
-    if (weights) call->weights.assign(weights, weights + order.num_neighbours + 1);
+    Call* call = new Call(make_call(packed, neighbours, weights));
     engine->start(call);
     return call;
 }
@@ -409,6 +422,12 @@ Call* weft_start(Engine* engine, const Order* packed, const int32_t* neighbours,
 // The reason why it failed, 0 for none, and in the upper half the rank that is the cause.
 int64_t weft_outcome(const Call* call) {
     return int64_t(call->reason) | int64_t(call->culprit) << 32;
+}
+
+int64_t weft_run(Engine* engine, const Order* packed, const int32_t* neighbours, const double* weights) {
+    Call call(make_call(packed, neighbours, weights));
+    engine->run(call);
+    return weft_outcome(&call);
 }
 
 int64_t weft_wait(Engine* engine, Call* call) {

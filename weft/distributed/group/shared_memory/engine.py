@@ -63,6 +63,10 @@ class AbstractEngine(ABC):
     def start(self, request: Request) -> int: ...
 
     @abstractmethod
+    def run(self, request: Request) -> Outcome | None:
+        """Start and wait, without a handle."""
+
+    @abstractmethod
     def wait(self, handle: int) -> Outcome | None:
         """Return when the call has ended; None says that it ended well."""
 

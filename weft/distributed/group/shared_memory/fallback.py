@@ -122,6 +122,12 @@ class PythonEngine(AbstractEngine):
             self._calls[handle] = call
             return handle
 
+    def run(self, request: Request) -> Outcome | None:
+        handle = self.start(request)
+        outcome = self.wait(handle)
+        self.forget(handle)
+        return outcome
+
     def wait(self, handle: int) -> Outcome | None:
         call, begin = self._calls[handle], time.monotonic_ns()
         last_move = last_look = time.monotonic()

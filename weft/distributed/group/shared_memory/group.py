@@ -12,10 +12,10 @@ from weft.distributed.group.clock import AbstractClock, RealClock
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.shared_memory.opening import Session, can_compile, open_session
 from weft.distributed.group.shared_memory.rendezvous import AbstractRendezvous, FolderRendezvous
-from weft.distributed.group.shared_memory.request import lower
+from weft.distributed.group.shared_memory.request import Place, lower
 from weft.distributed.group.shared_memory.segment import MAX_RANKS, Membership
 from weft.distributed.group.shared_memory.splitting import SplitRendezvous, find_members
-from weft.distributed.group.shared_memory.work import Owner, SharedMemoryWork
+from weft.distributed.group.shared_memory.work import Owner, SharedMemoryWork, explain
 from weft.errors import UsageError
 
 __all__ = ["SharedMemoryGroup"]
@@ -60,6 +60,7 @@ class SharedMemoryGroup(AbstractGroup):
             rendezvous = FolderRendezvous(Path(rendezvous), generation)
         is_compiled = can_compile() if compiled is None else compiled
         self._member = Membership(rank, size, generation, is_compiled)
+        self._place = Place(rank, size)
         self._timeout = timeout
         self._clock = RealClock()
         self._session: Session | None = open_session(rendezvous, self._member, timeout)
@@ -83,14 +84,25 @@ class SharedMemoryGroup(AbstractGroup):
         return self._clock
 
     def start(self, call: Call) -> SharedMemoryWork:
-        session, member = self._session, self._member
+        session = self._session
         if session is None:
-            raise UsageError(f"the group is closed (rank: {member.rank}); open a new one")
-        request = lower(call, member.rank, member.size)
+            raise self._closed()
+        request = lower(call, self._place)
         work = SharedMemoryWork(self._owner, session.engine, request)
         if len(self._owner.still_open) > MAX_OPEN:
             self._let_go()
         return work
+
+    def run(self, call: Call) -> None:
+        session = self._session
+        if session is None:
+            raise self._closed()
+        request = lower(call, self._place)
+        outcome = session.engine.run(request)
+        if outcome is not None:
+            raise explain(outcome, self.rank, self._timeout)
+        if request.back is not None and request.target is not None:
+            request.back.copy_(request.target)
 
     def split(self, colour: int, key: int) -> "SharedMemoryGroup":
         members = find_members(self, colour, key)
@@ -106,13 +118,16 @@ class SharedMemoryGroup(AbstractGroup):
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         if self._session is None:
-            raise UsageError(f"the group is closed (rank: {self.rank}); open a new one")
+            raise self._closed()
         return self._session.arena.empty(shape, dtype)
 
     def close(self) -> None:
         self._session = None
         self._shut()
         self._let_go()
+
+    def _closed(self) -> UsageError:
+        return UsageError(f"the group is closed (rank: {self.rank}); open a new one")
 
     def _let_go(self) -> None:
         """Works drop out of `still_open` when they are seen to have ended."""

@@ -30,6 +30,7 @@ _QUICK: dict[str, tuple[Any, list[Any]]] = {
 }
 _BLOCKING: dict[str, tuple[Any, list[Any]]] = {
     "weft_close": (None, [_POINTER]),
+    "weft_run": (_LONG, [_POINTER, ctypes.c_char_p, _POINTER, _POINTER]),
     "weft_wait": (_LONG, [_POINTER, _POINTER]),
 }
 
@@ -63,6 +64,7 @@ class NativeEngine(AbstractEngine):
     def __init__(self, memory: mmap.mmap, seat: Seat) -> None:
         functions = load_library()
         self._start = functions["weft_start"]
+        self._run = functions["weft_run"]
         self._wait = functions["weft_wait"]
         self._is_done = functions["weft_is_done"]
         self._outcome = functions["weft_outcome"]
@@ -82,22 +84,14 @@ class NativeEngine(AbstractEngine):
         )
 
     def start(self, request: Request) -> int:
-        kind, source, target, length, width, type_, op, root, tag, neighbours, weights, _ = request
-        source_at = 0 if source is None else source.data_ptr()
-        target_at = 0 if target is None else target.data_ptr()
-        # One packed argument: a long list of them costs ctypes more than the call itself.
-        order = _ORDER.pack(kind, type_, op, root, tag, source_at, target_at, length, width, len(neighbours))
-        handle: int = self._start(
-            self._engine,
-            order,
-            (ctypes.c_int32 * len(neighbours))(*neighbours) if neighbours else None,
-            (ctypes.c_double * len(weights))(*weights) if weights else None,
-        )
+        handle: int = self._start(self._engine, *_order(request))
         return handle
 
+    def run(self, request: Request) -> Outcome | None:
+        return _outcome_of(self._run(self._engine, *_order(request)))
+
     def wait(self, handle: int) -> Outcome | None:
-        code = self._outcome(handle) if self._engine is None else self._wait(self._engine, handle)
-        return None if code & 0xFFFFFFFF == 0 else Outcome(Reason(code & 0xFFFFFFFF), code >> 32)
+        return _outcome_of(self._outcome(handle) if self._engine is None else self._wait(self._engine, handle))
 
     def is_done(self, handle: int) -> bool:
         return bool(self._is_done(handle))
@@ -115,3 +109,20 @@ class NativeEngine(AbstractEngine):
         if engine is not None:
             self._close(engine)
         self._memory = None
+
+
+def _order(request: Request) -> tuple[bytes, Any, Any]:
+    """One packed argument, as a long list of them costs ctypes more than the call itself; neighbours and weights."""
+    kind, source, target, length, width, type_, op, root, tag, neighbours, weights, _ = request
+    source_at = 0 if source is None else source.data_ptr()
+    target_at = 0 if target is None else source_at if target is source else target.data_ptr()
+    return (
+        _ORDER.pack(kind, type_, op, root, tag, source_at, target_at, length, width, len(neighbours)),
+        (ctypes.c_int32 * len(neighbours))(*neighbours) if neighbours else None,
+        (ctypes.c_double * len(weights))(*weights) if weights else None,
+    )
+
+
+def _outcome_of(code: int) -> Outcome | None:
+    """0 is for a call that ended well; else the reason, and in the upper half the rank that is the cause."""
+    return None if code & 0xFFFFFFFF == 0 else Outcome(Reason(code & 0xFFFFFFFF), code >> 32)

@@ -10,7 +10,7 @@ from weft.distributed.group import calls
 from weft.distributed.group.calls import Call, Graph, ReduceOp
 from weft.errors import UsageError
 
-__all__ = ["Request", "lower"]
+__all__ = ["Place", "Request", "lower"]
 
 # The numbers are those of collectives.h and reduce.h.
 SEND, RECV, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST = range(7)
@@ -59,17 +59,19 @@ class Request(NamedTuple):
     back: Tensor | None = None
 
 
-class _Seat(NamedTuple):
+class Place(NamedTuple):
+    """The rank that makes the call, and the size of its group."""
+
     rank: int
     size: int
 
 
-def lower(call: Call, rank: int, size: int) -> Request:
+def lower(call: Call, place: Place) -> Request:
     """The request of a call, checked as far as one rank can."""
-    return _LOWER[type(call)](call, _Seat(rank, size))
+    return _LOWER[type(call)](call, place)
 
 
-def _all_reduce(call: calls.AllReduce, seat: _Seat) -> Request:
+def _all_reduce(call: calls.AllReduce, place: Place) -> Request:
     tensor = call.tensor
     type_, op = _reduction(tensor, call.op)
     if tensor.is_contiguous() and tensor.is_cpu:
@@ -78,76 +80,76 @@ def _all_reduce(call: calls.AllReduce, seat: _Seat) -> Request:
     return Request(ALL_REDUCE, inner, inner, inner.numel(), inner.element_size(), type_, op, back=tensor)
 
 
-def _reduce(call: calls.Reduce, seat: _Seat) -> Request:
+def _reduce(call: calls.Reduce, place: Place) -> Request:
     type_, op = _reduction(call.tensor, call.op)
-    _check_rank(call.root, seat, "root")
+    _check_rank(call.root, place, "root")
     inner = _dense(call.tensor)
-    back = call.tensor if inner is not call.tensor and seat.rank == call.root else None
+    back = call.tensor if inner is not call.tensor and place.rank == call.root else None
     return Request(REDUCE, inner, inner, inner.numel(), inner.element_size(), type_, op, call.root, back=back)
 
 
-def _reduce_scatter(call: calls.ReduceScatter, seat: _Seat) -> Request:
+def _reduce_scatter(call: calls.ReduceScatter, place: Place) -> Request:
     type_, op = _reduction(call.tensor, call.op)
-    _check_parts(call.tensor, call.output, seat.size)
+    _check_parts(call.tensor, call.output, place.size)
     target, back = _target(call.output)
     count, width = call.output.numel(), call.output.element_size()
     return Request(REDUCE_SCATTER, _dense(call.tensor), target, count, width, type_, op, back=back)
 
 
-def _all_gather(call: calls.AllGather, seat: _Seat) -> Request:
-    _check_parts(call.output, call.tensor, seat.size)
+def _all_gather(call: calls.AllGather, place: Place) -> Request:
+    _check_parts(call.output, call.tensor, place.size)
     target, back = _target(call.output)
     return Request(ALL_GATHER, _dense(call.tensor), target, _num_bytes(call.tensor), back=back)
 
 
-def _all_to_all(call: calls.AllToAll, seat: _Seat) -> Request:
+def _all_to_all(call: calls.AllToAll, place: Place) -> Request:
     _check_parts(call.tensor, call.output, 1)
-    if call.tensor.numel() % seat.size:
-        raise UsageError(f"tensor has no equal parts (elements: {call.tensor.numel()}, ranks: {seat.size}); pad it")
+    if call.tensor.numel() % place.size:
+        raise UsageError(f"tensor has no equal parts (elements: {call.tensor.numel()}, ranks: {place.size}); pad it")
     target, back = _target(call.output)
-    return Request(ALL_TO_ALL, _dense(call.tensor), target, _num_bytes(call.tensor) // seat.size, back=back)
+    return Request(ALL_TO_ALL, _dense(call.tensor), target, _num_bytes(call.tensor) // place.size, back=back)
 
 
-def _broadcast(call: calls.Broadcast, seat: _Seat) -> Request:
-    _check_rank(call.root, seat, "root")
+def _broadcast(call: calls.Broadcast, place: Place) -> Request:
+    _check_rank(call.root, place, "root")
     inner = _dense(call.tensor)
-    back = call.tensor if inner is not call.tensor and seat.rank != call.root else None
+    back = call.tensor if inner is not call.tensor and place.rank != call.root else None
     return Request(BROADCAST, inner, inner, _num_bytes(inner), root=call.root, back=back)
 
 
-def _gather(call: calls.Gather, seat: _Seat) -> Request:
-    _check_rank(call.root, seat, "root")
+def _gather(call: calls.Gather, place: Place) -> Request:
+    _check_rank(call.root, place, "root")
     target, back = None, None
-    if seat.rank == call.root:
+    if place.rank == call.root:
         if call.output is None:
-            raise UsageError(f"gather needs an output at its root (rank: {seat.rank}); give one")
-        _check_parts(call.output, call.tensor, seat.size)
+            raise UsageError(f"gather needs an output at its root (rank: {place.rank}); give one")
+        _check_parts(call.output, call.tensor, place.size)
         target, back = _target(call.output)
     return Request(GATHER, _dense(call.tensor), target, _num_bytes(call.tensor), root=call.root, back=back)
 
 
-def _scatter(call: calls.Scatter, seat: _Seat) -> Request:
-    _check_rank(call.root, seat, "root")
+def _scatter(call: calls.Scatter, place: Place) -> Request:
+    _check_rank(call.root, place, "root")
     source = None
-    if seat.rank == call.root:
+    if place.rank == call.root:
         if call.tensor is None:
-            raise UsageError(f"scatter needs a tensor at its root (rank: {seat.rank}); give one")
-        _check_parts(call.tensor, call.output, seat.size)
+            raise UsageError(f"scatter needs a tensor at its root (rank: {place.rank}); give one")
+        _check_parts(call.tensor, call.output, place.size)
         source = _dense(call.tensor)
     target, back = _target(call.output)
     return Request(SCATTER, source, target, _num_bytes(call.output), root=call.root, back=back)
 
 
-def _neighbour_all_gather(call: calls.NeighbourAllGather, seat: _Seat) -> Request:
-    row = _neighbours(call.graph, seat)
+def _neighbour_all_gather(call: calls.NeighbourAllGather, place: Place) -> Request:
+    row = _neighbours(call.graph, place)
     _check_parts(call.output, call.tensor, len(row))
     target, back = _target(call.output)
     source = _dense(call.tensor)
     return Request(NEIGHBOUR_ALL_GATHER, source, target, _num_bytes(call.tensor), neighbours=row, back=back)
 
 
-def _neighbour_all_reduce(call: calls.NeighbourAllReduce, seat: _Seat) -> Request:
-    tensor, row, weights = call.tensor, _neighbours(call.graph, seat), call.weights[seat.rank]
+def _neighbour_all_reduce(call: calls.NeighbourAllReduce, place: Place) -> Request:
+    tensor, row, weights = call.tensor, _neighbours(call.graph, place), call.weights[place.rank]
     if not tensor.is_floating_point():
         raise UsageError(f"a weighted sum needs floating-point numbers (type: {tensor.dtype}); convert the tensor")
     if len(weights) != len(row) + 1:
@@ -160,22 +162,22 @@ def _neighbour_all_reduce(call: calls.NeighbourAllReduce, seat: _Seat) -> Reques
     )
 
 
-def _send(call: calls.Send, seat: _Seat) -> Request:
-    _check_rank(call.peer, seat, "peer")
+def _send(call: calls.Send, place: Place) -> Request:
+    _check_rank(call.peer, place, "peer")
     return Request(SEND, _dense(call.tensor), None, _num_bytes(call.tensor), root=call.peer, tag=call.tag)
 
 
-def _recv(call: calls.Recv, seat: _Seat) -> Request:
-    _check_rank(call.peer, seat, "peer")
+def _recv(call: calls.Recv, place: Place) -> Request:
+    _check_rank(call.peer, place, "peer")
     target, back = _target(call.tensor)
     return Request(RECV, None, target, _num_bytes(call.tensor), root=call.peer, tag=call.tag, back=back)
 
 
-def _barrier(call: calls.Barrier, seat: _Seat) -> Request:
+def _barrier(call: calls.Barrier, place: Place) -> Request:
     return Request(BARRIER)
 
 
-_LOWER: dict[type, Callable[[Any, _Seat], Request]] = {
+_LOWER: dict[type, Callable[[Any, Place], Request]] = {
     calls.AllGather: _all_gather,
     calls.AllReduce: _all_reduce,
     calls.AllToAll: _all_to_all,
@@ -221,9 +223,9 @@ def _reduction(tensor: Tensor, op: ReduceOp) -> tuple[int, int]:
     raise UsageError(f"tensor cannot be reduced (type: {tensor.dtype}); convert it")
 
 
-def _check_rank(rank: int, seat: _Seat, role: str) -> None:
-    if not 0 <= rank < seat.size:
-        raise UsageError(f"there is no such rank ({role}: {rank}, size of the group: {seat.size})")
+def _check_rank(rank: int, place: Place, role: str) -> None:
+    if not 0 <= rank < place.size:
+        raise UsageError(f"there is no such rank ({role}: {rank}, size of the group: {place.size})")
 
 
 def _check_parts(whole: Tensor, part: Tensor, num_parts: int) -> None:
@@ -234,9 +236,9 @@ def _check_parts(whole: Tensor, part: Tensor, num_parts: int) -> None:
         )
 
 
-def _neighbours(graph: Graph, seat: _Seat) -> tuple[int, ...]:
-    if len(graph) != seat.size:
-        raise UsageError(f"graph does not fit the group (rows: {len(graph)}, ranks: {seat.size}); give a row per rank")
-    for peer in graph[seat.rank]:
-        _check_rank(peer, seat, "neighbour")
-    return graph[seat.rank]
+def _neighbours(graph: Graph, place: Place) -> tuple[int, ...]:
+    if len(graph) != place.size:
+        raise UsageError(f"graph does not fit the group (rows: {len(graph)}, ranks: {place.size}); give a row per rank")
+    for peer in graph[place.rank]:
+        _check_rank(peer, place, "neighbour")
+    return graph[place.rank]

@@ -8,7 +8,7 @@ from weft.distributed.group.shared_memory.engine import AbstractEngine, Outcome,
 from weft.distributed.group.shared_memory.request import Request
 from weft.errors import PeerLostError, UsageError
 
-__all__ = ["Owner", "SharedMemoryWork"]
+__all__ = ["Owner", "SharedMemoryWork", "explain"]
 
 
 @dataclass(frozen=True, slots=True)

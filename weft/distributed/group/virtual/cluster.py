@@ -8,7 +8,7 @@ from weft.distributed.collectives import AlgorithmChoice
 from weft.distributed.group.faulty import Fault, FaultyGroup
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.virtual.group import VirtualGroup
-from weft.distributed.group.virtual.post import ExchangeWork, Membership, MessageWork, PostOffice
+from weft.distributed.group.virtual.post import AbstractWait, ExchangeWork, Membership, PostOffice
 from weft.distributed.group.virtual.scheduler import Scheduler
 from weft.distributed.group.virtual.trace import Span
 from weft.errors import TrainingError
@@ -115,6 +115,8 @@ class _Cluster:
                 group = FaultyGroup(group, faults, die=die)
             try:
                 self._results[rank] = program(group)
+                for guest in self._office.guests.values():
+                    guest.end(rank)
             except _DeathError:
                 self._bury(rank)
             finally:
@@ -153,8 +155,10 @@ class _Cluster:
             if rank in membership.ranks:
                 membership.lose(rank, reason)
         for waiting, work in self._office.waits.items():
-            if work.membership.loss is not None:
+            if work.is_hopeless():
                 self._scheduler.resume(waiting)
+        for guest in self._office.guests.values():
+            guest.lose(rank, reason)
 
     def _judge(self, rank: int) -> None:
         """A rank has waited for long: find whom it waits for in the end."""
@@ -163,17 +167,17 @@ class _Cluster:
         if isinstance(last, int):
             reason = "it left" if self._scheduler.is_over(last) else f"silent for {self._timeout:g} s"
             self._lose(last, reason)
-        elif last in chain[:-1]:
+        elif last in chain[:-1] or not self._scheduler.has_events:
             self._scheduler.fail(None, TrainingError(self._deadlock_text()))
         else:
             self._scheduler.watch(rank)
 
-    def _chain(self, work: MessageWork | ExchangeWork) -> list[MessageWork | ExchangeWork | int]:
+    def _chain(self, work: AbstractWait) -> list[AbstractWait | int]:
         """Who waits for whom: ends in a rank that has not come, in a work seen before, or in one that is moving."""
-        chain: list[MessageWork | ExchangeWork | int] = [work]
+        chain: list[AbstractWait | int] = [work]
         while awaited := work.awaited():
-            peer = awaited[0].peer
-            following: MessageWork | ExchangeWork | None = None
+            peer = awaited[0]
+            following: AbstractWait | None = None
             if isinstance(work, ExchangeWork):
                 following = work.membership.exchanges.get((work.number, peer))
             if following is None:
@@ -187,13 +191,7 @@ class _Cluster:
         return chain
 
     def _deadlock_text(self) -> str:
-        waits = []
-        for rank, work in sorted(self._office.waits.items()):
-            if isinstance(work, ExchangeWork):
-                peers = ", ".join(str(message.peer) for message in work.awaited())
-                waits.append(f"rank {rank} waits in {work.what} for rank {peers}")
-            else:
-                waits.append(f"rank {rank} waits for rank {work.peer} (tag {work.tag})")
+        waits = [f"rank {rank} {work.tell()}" for rank, work in sorted(self._office.waits.items())]
         more = f"; and {len(waits) - MOST_WAITS_TOLD} more" if len(waits) > MOST_WAITS_TOLD else ""
         return (
             f"ranks wait for each other ({'; '.join(waits[:MOST_WAITS_TOLD])}{more}); "

@@ -110,9 +110,12 @@ class VirtualGroup(AbstractGroup):
             self._office, self._membership, self._cluster_rank, self._num_exchanges, exchange, type(call).__name__
         )
 
+    def run(self, call: Call) -> None:
+        self.start(call).wait()
+
     def split(self, colour: int, key: int) -> AbstractGroup:
         table = torch.empty(self.size, 2, dtype=torch.int64)
-        self.start(AllGather(table, torch.tensor([[colour, key]]))).wait()
+        self.run(AllGather(table, torch.tensor([[colour, key]])))
         rows = enumerate(table.tolist())
         same = sorted((its_key, rank) for rank, (its_colour, its_key) in rows if its_colour == colour)
         ranks = tuple(self._membership.ranks[rank] for _, rank in same)

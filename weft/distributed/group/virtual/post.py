@@ -1,8 +1,9 @@
 """Messages and exchanges in virtual time: what is under way between ranks, and who waits for whom."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import final
+from typing import TypeVar, final
 
 from torch import Tensor
 
@@ -12,12 +13,43 @@ from weft.distributed.group.group import AbstractWork
 from weft.distributed.group.virtual.scheduler import Scheduler
 from weft.distributed.group.virtual.trace import Span
 from weft.errors import PeerLostError, UsageError
-from weft.planning.network import LinkSchedule
+from weft.planning.network import LinkSchedule, Transfer
 
-__all__ = ["ExchangeWork", "Membership", "MessageWork", "PostOffice"]
+__all__ = ["AbstractGuest", "AbstractWait", "ExchangeWork", "Membership", "MessageWork", "PostOffice"]
 
 Channel = tuple[int, int, int, int]
 """Membership, source, target (ranks of the cluster) and tag: messages of one channel keep their order."""
+
+
+class AbstractWait(ABC):
+    """What a parked rank waits for."""
+
+    @abstractmethod
+    def awaited(self) -> list[int]:
+        """The ranks of the cluster whose step is needed; none where it is under way, or where any rank's will do."""
+
+    @abstractmethod
+    def is_hopeless(self) -> bool:
+        """Whether the rank should be woken to learn that a peer is lost."""
+
+    @abstractmethod
+    def tell(self) -> str:
+        """As a clause: `waits for rank 1 (tag 0)`."""
+
+
+class AbstractGuest(ABC):
+    """Another way to talk than a group, over the same ranks, links and time."""
+
+    @abstractmethod
+    def lose(self, rank: int, reason: str) -> None:
+        """A rank is known to be lost."""
+
+    @abstractmethod
+    def end(self, rank: int) -> None:
+        """The program of a rank has returned."""
+
+
+GuestType = TypeVar("GuestType", bound=AbstractGuest)
 
 
 @final
@@ -58,7 +90,7 @@ class Letter:
 
 
 @final
-class MessageWork(AbstractWork):
+class MessageWork(AbstractWork, AbstractWait):
     """A Send or Recv. `done_at` is known as soon as the message is on its way and, for a Recv, asked for."""
 
     __slots__ = ("done_at", "exchange", "membership", "office", "peer", "rank", "tag", "tensor")
@@ -99,12 +131,18 @@ class MessageWork(AbstractWork):
             return self.membership.loss is not None
         return self.done_at <= self.office.scheduler.now
 
-    def awaited(self) -> "list[MessageWork]":
-        return [self] if self.done_at is None else []
+    def awaited(self) -> list[int]:
+        return [self.peer] if self.done_at is None else []
+
+    def is_hopeless(self) -> bool:
+        return self.membership.loss is not None
+
+    def tell(self) -> str:
+        return f"waits for rank {self.peer} (tag {self.tag})"
 
 
 @final
-class ExchangeWork(AbstractWork):
+class ExchangeWork(AbstractWork, AbstractWait):
     """A collective: advances by itself, at the moments when its rounds are done, whatever its rank does meanwhile."""
 
     def __init__(
@@ -147,8 +185,14 @@ class ExchangeWork(AbstractWork):
         self.office.scheduler.check()
         return self._is_over or self.membership.loss is not None
 
-    def awaited(self) -> list[MessageWork]:
-        return [work for work in self._received if work.done_at is None] if self._num_awaited else []
+    def awaited(self) -> list[int]:
+        return [work.peer for work in self._received if work.done_at is None] if self._num_awaited else []
+
+    def is_hopeless(self) -> bool:
+        return self.membership.loss is not None
+
+    def tell(self) -> str:
+        return f"waits in {self.what} for rank {', '.join(map(str, self.awaited()))}"
 
     def _advance(self) -> None:
         """The round is done: reduce, and begin the next one when that has taken its time."""
@@ -214,14 +258,29 @@ class PostOffice:
         self.scheduler = scheduler
         self.gamma = gamma
         self.spans: list[Span] | None = [] if trace else None
-        self.waits: dict[int, MessageWork | ExchangeWork] = {}
+        self.waits: dict[int, AbstractWait] = {}
+        self.guests: dict[type[AbstractGuest], AbstractGuest] = {}
         self.bytes_sent = [0] * size
         self.num_messages = 0
         self._links = links
         self._letters: dict[Channel, deque[Letter]] = {}
         self._awaited: dict[Channel, deque[MessageWork]] = {}
 
-    def park(self, rank: int, work: "MessageWork | ExchangeWork") -> None:
+    def find_guest(self, kind: type[GuestType], make: Callable[["PostOffice"], GuestType]) -> GuestType:
+        """The one guest of this kind, made when it is first asked for."""
+        if kind not in self.guests:
+            self.guests[kind] = make(self)
+        guest = self.guests[kind]
+        assert isinstance(guest, kind)
+        return guest
+
+    def book(self, source: int, target: int, num_bytes: int) -> Transfer:
+        """Take the links for a message that leaves now."""
+        self.num_messages += 1
+        self.bytes_sent[source] += num_bytes
+        return self._links.transfer(source, target, num_bytes, self.scheduler.now)
+
+    def park(self, rank: int, work: AbstractWait) -> None:
         """Let the rank wait for the work, or for the loss of a peer."""
         began = self.scheduler.now
         self.waits[rank] = work
@@ -249,10 +308,7 @@ class PostOffice:
     def send(self, channel: Channel, tensor: Tensor) -> tuple[float, Letter | None]:
         """Put a message on its way: when its last byte has left, and the letter where no one has asked for it yet."""
         _, source, target, _ = channel
-        num_bytes = tensor.nbytes
-        self.num_messages += 1
-        self.bytes_sent[source] += num_bytes
-        sent, received = self._links.transfer(source, target, num_bytes, self.scheduler.now)
+        sent, received = self.book(source, target, tensor.nbytes)
         awaited = self._awaited.get(channel)
         if awaited is None:
             letter = Letter(tensor, received)

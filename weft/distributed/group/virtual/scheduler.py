@@ -78,6 +78,11 @@ class Scheduler:
             self._ranks[rank].parked = 0
             self.at(self.now, rank, None)
 
+    @property
+    def has_events(self) -> bool:
+        """Whether anything will happen by itself."""
+        return bool(self._events)
+
     def is_parked(self, rank: int) -> bool:
         return self._ranks[rank].parked > 0
 
