@@ -90,6 +90,11 @@ class FaultyGroup(AbstractGroup):
         self._clock: AbstractClock = SlowClock(inner.clock, max(slow)) if slow else inner.clock
 
     @property
+    def inner(self) -> AbstractGroup:
+        """The group that this one wraps."""
+        return self._inner
+
+    @property
     def rank(self) -> int:
         return self._inner.rank
 

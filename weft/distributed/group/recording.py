@@ -75,6 +75,11 @@ class RecordingGroup(AbstractGroup):
         return self._traffic
 
     @property
+    def inner(self) -> AbstractGroup:
+        """The group that this one wraps."""
+        return self._inner
+
+    @property
     def rank(self) -> int:
         return self._inner.rank
 

@@ -44,6 +44,8 @@ struct Call {
     uint64_t pieces_end = 0;
     int64_t moved = 0;  // bytes of a send or recv
 
+    bool asked = false;  // whether it is done, by its owner
+
     std::atomic<uint32_t> done{0};
     Reason reason = Reason::none;
     int32_t culprit = -1;

@@ -3,6 +3,10 @@
 // Whoever holds `drive_` drives. A caller that waits takes it when it is free, so that a synchronous call runs in the
 // caller's thread. The engine's own thread sleeps on a timer that a started call sets: by the time it goes off, a
 // synchronous caller is driving its call. Waiting means: spin for a moment, then sleep until a peer rings.
+//
+// Where no core is free for the engine's own thread, it takes turns with the computation at the kernel's whim, and a
+// peer waits for every turn. There a caller that asks whether its call is done drives it for as long as peers are with
+// it: ranks that compute the same ask at the same time.
 
 #include <mutex>
 #include <thread>
@@ -18,6 +22,8 @@ namespace weft {
 constexpr int64_t kGraceNs = 150 * 1000;  // for a caller to wait for what it started
 constexpr int64_t kCallerSpinNs = 200 * 1000;
 constexpr int64_t kHoldNs = 30 * 1000;
+constexpr int64_t kPatienceNs = 300 * 1000;       // of a caller that asks for the first time, or while peers move
+constexpr int64_t kGlanceNs = 5 * 1000;           // of one that asks again
 constexpr int64_t kThreadSpinNs = 3 * 1000;       // it competes with the computation
 constexpr int64_t kLookNs = 5 * 1000 * 1000;      // between two looks at whether the peers are alive
 constexpr int64_t kMoveNs = 1000 * 1000;          // between two moves to another core
@@ -25,8 +31,9 @@ constexpr int64_t kFreshNs = 1000 * 1000 * 1000;  // a heartbeat older than this
 
 class Engine {
   public:
-    Engine(const Segment& segment, int rank, const int* pidfds, int64_t timeout_ns, bool may_spin)
+    Engine(const Segment& segment, int rank, const int* pidfds, int64_t timeout_ns, bool may_spin, bool may_overlap)
         : segment_(segment), me_(segment.rank(rank)), rank_(rank), timeout_ns_(timeout_ns), may_spin_(may_spin),
+          may_overlap_(may_overlap),
           collectives_(segment, rank, &Engine::ring, this), channels_(segment, rank, &Engine::ring, this) {
         me_.asleep_for.store(kAwake);
         me_.blocked_on.store(kAwake);
@@ -78,6 +85,15 @@ class Engine {
         call.waited.fetch_add(now_ns() - begin);
     }
 
+    bool is_done(Call& call) {
+        if (call.done.load(std::memory_order_acquire)) return true;
+        if (may_overlap_ || !drive_.try_lock()) return false;
+        drive_while_moving(call);
+        drive_.unlock();
+        if (num_open_.load() > 0) set_timer(kGraceNs);
+        return call.done.load(std::memory_order_acquire) != 0;
+    }
+
   private:
     void queue(Call* call) {
         call->queued = now_ns();
@@ -120,6 +136,22 @@ class Engine {
             if (progress() == waits_for) wait_for(waits_for, before, wanted);
         }
         me_.blocked_on.store(kAwake, std::memory_order_relaxed);
+    }
+
+    void drive_while_moving(Call& wanted) {
+        int64_t patience = wanted.asked ? kGlanceNs : kPatienceNs;
+        wanted.asked = true;
+        while (!ended(&wanted)) {
+            const int waits_for = progress();
+            if (waits_for == kAwake) continue;
+            const uint64_t before = news(waits_for);
+            if (progress() != waits_for) continue;
+            for (const int64_t end = now_ns() + patience; news(waits_for) == before && !has_inbox();) {
+                if (now_ns() > end) return;
+                may_spin_ ? pause_core() : void(sched_yield());
+            }
+            patience = kPatienceNs;
+        }
     }
 
     // Advances everything. kAwake when something moved, otherwise for whom all wait.
@@ -355,7 +387,7 @@ class Engine {
     RankState& me_;
     int rank_;
     int64_t timeout_ns_;
-    bool may_spin_;
+    bool may_spin_, may_overlap_;
     Collectives collectives_;
     Channels channels_;
     std::vector<pollfd> lives_;
@@ -407,8 +439,10 @@ int64_t weft_arena_offset(int size, int64_t arena_bytes, int rank) {
     return segment.arenas_at() + rank * arena_bytes;
 }
 
-Engine* weft_open(void* base, int size, int64_t arena_bytes, int rank, const int* pidfds, int64_t timeout_ns, int may_spin) {
-    return new Engine(weft::Segment{static_cast<char*>(base), size, arena_bytes}, rank, pidfds, timeout_ns, may_spin != 0);
+Engine* weft_open(void* base, int size, int64_t arena_bytes, int rank, const int* pidfds, int64_t timeout_ns,
+                  int may_spin, int may_overlap) {
+    const weft::Segment segment{static_cast<char*>(base), size, arena_bytes};
+    return new Engine(segment, rank, pidfds, timeout_ns, may_spin != 0, may_overlap != 0);
 }
 
 void weft_close(Engine* engine) { delete engine; }
@@ -435,7 +469,10 @@ int64_t weft_wait(Engine* engine, Call* call) {
     return weft_outcome(call);
 }
 
-int weft_is_done(const Call* call) { return call->done.load(std::memory_order_acquire) != 0; }
+// Without an engine, which has been closed, every call has ended.
+int weft_is_done(Engine* engine, Call* call) {
+    return engine ? engine->is_done(*call) : call->done.load(std::memory_order_acquire) != 0;
+}
 
 void weft_times(const Call* call, int64_t* times) {
     times[0] = call->queued;

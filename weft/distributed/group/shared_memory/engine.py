@@ -45,7 +45,8 @@ class Timing:
 class Seat:
     """An engine's place among its peers.
 
-    `pidfds` are descriptors of all ranks' processes, in rank order. Where each rank has a core, a waiting one may spin.
+    `pidfds` are descriptors of all ranks' processes, in rank order. Where each rank has a core, a waiting one may spin;
+    where there are more cores, calls may run beside the computation.
     """
 
     rank: int
@@ -54,6 +55,7 @@ class Seat:
     pidfds: tuple[int, ...]
     timeout: float  # seconds
     may_spin: bool
+    may_overlap: bool
 
 
 class AbstractEngine(ABC):

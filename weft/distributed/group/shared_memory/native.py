@@ -21,8 +21,7 @@ _ORDER = Struct("=4i6q")
 _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "weft_arena_offset": (_LONG, [_INT, _LONG, _INT]),
     "weft_forget": (None, [_POINTER]),
-    "weft_is_done": (_INT, [_POINTER]),
-    "weft_open": (_POINTER, [_POINTER, _INT, _LONG, _INT, _POINTER, _LONG, _INT]),
+    "weft_open": (_POINTER, [_POINTER, _INT, _LONG, _INT, _POINTER, _LONG, _INT, _INT]),
     "weft_outcome": (_LONG, [_POINTER]),
     "weft_segment_bytes": (_LONG, [_INT, _LONG]),
     "weft_start": (_POINTER, [_POINTER, ctypes.c_char_p, _POINTER, _POINTER]),
@@ -30,6 +29,7 @@ _QUICK: dict[str, tuple[Any, list[Any]]] = {
 }
 _BLOCKING: dict[str, tuple[Any, list[Any]]] = {
     "weft_close": (None, [_POINTER]),
+    "weft_is_done": (_INT, [_POINTER, _POINTER]),
     "weft_run": (_LONG, [_POINTER, ctypes.c_char_p, _POINTER, _POINTER]),
     "weft_wait": (_LONG, [_POINTER, _POINTER]),
 }
@@ -81,6 +81,7 @@ class NativeEngine(AbstractEngine):
             (ctypes.c_int * seat.size)(*seat.pidfds),
             int(seat.timeout * 1e9),
             seat.may_spin,
+            seat.may_overlap,
         )
 
     def start(self, request: Request) -> int:
@@ -94,7 +95,7 @@ class NativeEngine(AbstractEngine):
         return _outcome_of(self._outcome(handle) if self._engine is None else self._wait(self._engine, handle))
 
     def is_done(self, handle: int) -> bool:
-        return bool(self._is_done(handle))
+        return bool(self._is_done(self._engine, handle))
 
     def timing(self, handle: int) -> Timing:
         times = (ctypes.c_int64 * 4)()

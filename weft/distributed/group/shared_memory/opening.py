@@ -43,7 +43,8 @@ def open_session(rendezvous: AbstractRendezvous, member: Membership, timeout: fl
     arena_bytes = _arena_bytes()
     segment = join_segment(rendezvous, member, layout.segment_bytes(member.size, arena_bytes), timeout)
     pidfds = _open_pidfds(segment)
-    seat = Seat(member.rank, member.size, arena_bytes, pidfds, timeout, may_spin=member.size <= segment.num_cores)
+    spare = segment.num_cores - member.size
+    seat = Seat(member.rank, member.size, arena_bytes, pidfds, timeout, may_spin=spare >= 0, may_overlap=spare > 0)
     engine = (
         native.NativeEngine(segment.memory, seat) if member.is_compiled else fallback.PythonEngine(segment.memory, seat)
     )

@@ -77,6 +77,16 @@ class VirtualGroup(AbstractGroup):
         self._is_closed = False
 
     @property
+    def office(self) -> PostOffice:
+        """What all ranks of the cluster share."""
+        return self._office
+
+    @property
+    def cluster_rank(self) -> int:
+        """The rank in the whole cluster, from which a group that was split off counts anew."""
+        return self._cluster_rank
+
+    @property
     def rank(self) -> int:
         return self._rank
 
