@@ -256,6 +256,25 @@ def test_a_rank_for_which_nothing_is_left_gets_a_sample_that_does_not_count() ->
     assert len({tuple(result[-1][0]) for result in results}) == 1
 
 
+def test_running_statistics_are_the_mean_of_all_ranks_after_an_epoch(on_ranks: OnRanks) -> None:
+    def script() -> tuple[list[float], list[float], int]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
+        loader = DataLoader(TensorDataset(torch.arange(8.0).unsqueeze(1)), 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = weave(model, optimizer, loader, plan="data")
+        own: list[float] = []
+        for (x,) in loader:
+            model(x).sum().backward()
+            own = model[0].running_mean.tolist()
+        return own, model[0].running_mean.tolist(), int(model[0].num_batches_tracked)
+
+    (own0, mean0, count0), (own1, mean1, count1) = on_ranks(script, 2)
+    assert own0 != own1
+    assert mean0 == mean1 == [(own0[0] + own1[0]) / 2]
+    assert count0 == count1 == 2
+
+
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(8))
@@ -291,3 +310,30 @@ def test_a_wrong_plan_is_refused(plan: str, size: int, text: str, on_ranks: OnRa
     loader = DataLoader(TensorDataset(torch.zeros(4)), 2)
     with pytest.raises(PlanError, match=text):
         on_ranks(lambda: weave(model, optimizer, loader, plan=plan), size)
+
+
+class Endless:
+    """Batches of indices for ever, as samplers of streams have them."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return itertools.repeat([0, 1])
+
+
+def test_batches_without_an_end_are_refused(on_ranks: OnRanks) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: DataLoader[Any] = DataLoader(TensorDataset(torch.zeros(4, 1)), batch_sampler=Endless())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no length"):
+        on_ranks(lambda: weave(model, optimizer, loader, plan="data"), 2)
+
+
+def test_a_sparse_gradient_is_refused_by_name(on_ranks: OnRanks) -> None:
+    def script() -> None:
+        model = nn.Sequential(nn.Embedding(4, 2, sparse=True))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = weave(model, optimizer, DataLoader(TensorDataset(torch.arange(4)), 4), plan="data")
+        for (x,) in loader:
+            model(x).sum().backward()
+
+    with pytest.raises(UsageError, match=r"not dense \(0.weight.*sparse=False"):
+        on_ranks(script, 2)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.all_reduce import AllReduceExchange
 from weft.distributed.placement.carry_out import with_topology
+from weft.distributed.placement.statistics import average_statistics
 from weft.engines.meeting import meet
 from weft.engines.memory import keep_freed_memory
 from weft.engines.place import find_place
@@ -39,8 +40,9 @@ def weave(
     """Train the same script on every rank that was started, with the result that one process would give.
 
     In one process everything is returned as it is. The batch size of the loader is global: ranks share each batch, and
-    a rank's loss must be the mean over its samples. Clipping, accumulation and schedulers work as they are. With more
-    than one rank, memory that a step frees stays with the process for the next step.
+    a rank's loss must be the mean over its samples. Clipping, accumulation and schedulers work as they are. Running
+    statistics (batch norm) are each rank's own during an epoch, and their mean when the loader has come to its end.
+    With more than one rank, memory that a step frees stays with the process for the next step.
 
     Args:
         plan: "data" (all ranks), or a plan such as "data=2 topology=ring" that the number of ranks must fit.
@@ -56,15 +58,29 @@ def weave(
         raise PlanError(f"plan needs another number of ranks than were started ({numbers}); use plan='data'")
     if wanted.topology.name == "server":
         raise PlanError("servers update parameters themselves, a script's own optimizer does too; use topology=native")
+    if wanted.consistency.name != "sync":
+        raise PlanError(
+            f"a script's own optimizer takes synchronous steps (consistency: {wanted.consistency.name}); leave it out"
+        )
     if place.size == 1:
         return model, optimizer, loader
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise UsageError("loader has no batches of indices to share (an iterable data set); give it a map-style one")
+    _check_has_end(loader)
     keep_freed_memory()
     group = with_topology(meet(place), wanted)
-    shared = SharedLoader(loader, group)
+    shared = SharedLoader(loader, group, tuple(model.buffers()))
     GradientHooks(group, model, shared)
     return model, optimizer, shared
+
+
+def _check_has_end(loader: DataLoader[Any]) -> None:
+    try:
+        len(loader)
+    except TypeError:
+        raise UsageError(
+            "loader has no length, and rank 0 draws the batches of a whole epoch; give its sampler a __len__"
+        ) from None
 
 
 class SharedLoader:
@@ -74,9 +90,10 @@ class SharedLoader:
     same number of steps.
     """
 
-    def __init__(self, loader: DataLoader[Any], group: AbstractGroup) -> None:
+    def __init__(self, loader: DataLoader[Any], group: AbstractGroup, statistics: tuple[Tensor, ...] = ()) -> None:
         self._batches: Any = loader.batch_sampler
         self._group = group
+        self._statistics = statistics
         self._weights: deque[float] = deque()
         self._loader = _with_batches(loader, self)
         self.weight = 1.0 / group.size  # of the batch that was given out last
@@ -92,6 +109,7 @@ class SharedLoader:
             # Workers fetch ahead, so the weight of a batch waits in line until the batch itself is given out.
             self.weight = self._weights.popleft()
             yield batch
+        average_statistics(self._group, self._statistics)  # all ranks are here, and an evaluation may follow
 
     def shares(self) -> Iterator[list[int]]:
         for batch in self._drawn_by_rank_0():

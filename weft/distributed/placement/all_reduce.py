@@ -19,6 +19,7 @@ from weft.distributed.group.calls import AllReduce
 from weft.distributed.group.group import AbstractGroup, AbstractWork
 from weft.distributed.placement.buckets import Bucket, plan_buckets
 from weft.distributed.placement.exchange import AbstractExchange, report_loss
+from weft.errors import UsageError
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic, Update
 
@@ -136,6 +137,10 @@ class AllReduceExchange(AbstractExchange):
 
     def _dense(self, name: str) -> Tensor:
         gradient = self._gradients[name]
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise UsageError(
+                f"gradient is not dense ({name}: {gradient.layout}); build the embedding with sparse=False"
+            )
         return torch.zeros_like(self._parameters[name]) if gradient is None else gradient.contiguous()
 
     def _unpack(self, bucket: Bucket, message: Tensor) -> dict[str, Tensor]:

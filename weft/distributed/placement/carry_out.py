@@ -3,6 +3,7 @@
 from typing import Literal, cast
 
 from weft.distributed.collectives import AlgorithmChoice, AlgorithmName, MessageGroup, probe
+from weft.distributed.consistency import relax
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.data_parallel import DataParallel
 from weft.errors import PlanError
@@ -21,7 +22,10 @@ def carry_out(plan: Plan, group: AbstractGroup, *, buffers: Literal["mean", "ran
     if plan.num_ranks != group.size:
         numbers = f"plan: {plan.num_ranks}, ranks: {group.size}"
         raise PlanError(f"plan needs another number of ranks than there are ({numbers}); --workers {group.size}")
-    return SoloReplicas() if group.size == 1 else DataParallel(with_topology(group, plan), plan, buffers=buffers)
+    if group.size == 1:
+        return SoloReplicas()
+    group = with_topology(group, plan)
+    return relax(DataParallel(group, plan, buffers=buffers), group, plan.consistency)
 
 
 def with_topology(group: AbstractGroup, plan: Plan) -> AbstractGroup:

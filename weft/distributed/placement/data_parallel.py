@@ -1,20 +1,23 @@
 """Synchronous data parallelism: every rank a replica, all of them equal to the last bit after every step."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Literal, final
 
 import torch
 from torch import Tensor
 
-from weft.distributed.group.calls import AllReduce, Broadcast, Call
+from weft.distributed.group.calls import Broadcast
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.all_reduce import AllReduceExchange
 from weft.distributed.placement.exchange import AbstractExchange
 from weft.distributed.placement.server import ServerExchange
+from weft.distributed.placement.statistics import average_statistics
 from weft.graph import GradientSink, State
 from weft.specs.plan import Plan
+from weft.training.checkpoint import Entry
 from weft.training.optimizers import OptimizerState
-from weft.training.replicas import AbstractReplicas, Traffic, Update
+from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
 from weft.training.sampling import share
 
 __all__ = ["DataParallel"]
@@ -43,6 +46,10 @@ class DataParallel(AbstractReplicas):
         return self._group.size
 
     @property
+    def is_synchronous(self) -> bool:
+        return True
+
+    @property
     def exchange(self) -> AbstractExchange:
         assert self._exchange is not None, "join() comes first"
         return self._exchange
@@ -50,7 +57,8 @@ class DataParallel(AbstractReplicas):
     @torch.no_grad()
     def join(self, model: State) -> None:
         tensors = [*model.parameters.values(), *model.buffers.values()]
-        self._run_all(lambda tensor: Broadcast(tensor.detach()), tensors)
+        for work in [self._group.start(Broadcast(tensor.detach())) for tensor in tensors]:
+            work.wait()
         self._exchange = make_exchange(self._group, self._plan, model.parameters)
 
     def share(self, indices: Tensor) -> Tensor:
@@ -69,6 +77,9 @@ class DataParallel(AbstractReplicas):
     def collect(self, state: OptimizerState) -> OptimizerState:
         return self.exchange.collect(state)
 
+    def agree(self, wish: bool) -> bool:
+        return bool(self.sum(torch.tensor([float(wish)])).item())
+
     def sum(self, tensor: Tensor) -> Tensor:
         self._group.all_reduce(tensor)
         return tensor
@@ -78,16 +89,17 @@ class DataParallel(AbstractReplicas):
         self._group.all_gather(output, tensor.unsqueeze(0))
         return tuple(output)
 
-    @torch.no_grad()
-    def align(self, buffers: Mapping[str, Tensor]) -> None:
-        """Running statistics become their mean over ranks; counters, which are whole numbers, become rank 0's."""
+    @contextmanager
+    def use_consensus(self, model: State) -> Iterator[Consensus]:
         if self._buffers == "mean":
-            self._run_all(lambda t: AllReduce(t, "mean") if t.is_floating_point() else Broadcast(t), buffers.values())
+            average_statistics(self._group, model.buffers.values())
+        yield Consensus(self)
 
-    def _run_all(self, call: Callable[[Tensor], Call], tensors: Iterable[Tensor]) -> None:
-        works = [self._group.start(call(tensor)) for tensor in tensors]
-        for work in works:
-            work.wait()
+    def memory(self) -> Mapping[str, Entry]:
+        return {}
+
+    def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
+        pass
 
 
 def make_exchange(group: AbstractGroup, plan: Plan, parameters: Mapping[str, Tensor]) -> AbstractExchange:
