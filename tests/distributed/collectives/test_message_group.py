@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from weft.distributed.collectives import AlgorithmChoice, AlgorithmName, MessageGroup, choose, probe
 from weft.distributed.collectives.message_group import FIRST_COLLECTIVE_TAG
-from weft.distributed.group import AbstractGroup, AllReduce, RecordingGroup, Recv, SoloGroup, Traffic
+from weft.distributed.group import AbstractGroup, AllReduce, GroupTraffic, RecordingGroup, Recv, SoloGroup
 from weft.distributed.group.virtual import run_virtual
 from weft.errors import UsageError
 from weft.planning import (
@@ -23,7 +23,7 @@ from weft.planning import (
 )
 
 
-def traffic_of_all_reduce(group: AbstractGroup, algorithm: AlgorithmName, length: int) -> Traffic:
+def traffic_of_all_reduce(group: AbstractGroup, algorithm: AlgorithmName, length: int) -> GroupTraffic:
     recording = RecordingGroup(group)
     MessageGroup(recording, AlgorithmChoice(algorithm, ranks_per_host=3)).all_reduce(torch.ones(length))
     return recording.traffic
@@ -131,7 +131,7 @@ def test_wrong_choices_are_refused() -> None:
 
 
 def test_native_leaves_the_call_to_the_transport() -> None:
-    def program(group: AbstractGroup) -> Traffic:
+    def program(group: AbstractGroup) -> GroupTraffic:
         recording = RecordingGroup(group)
         MessageGroup(recording, AlgorithmChoice("native")).all_reduce(torch.ones(8))
         return recording.traffic

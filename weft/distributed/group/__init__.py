@@ -34,7 +34,7 @@ from weft.distributed.group.faulty import (
     kill_this_process,
 )
 from weft.distributed.group.group import AbstractGroup, AbstractWork, DoneWork
-from weft.distributed.group.recording import RecordingGroup, Traffic, message_bytes
+from weft.distributed.group.recording import GroupTraffic, RecordingGroup, message_bytes
 from weft.distributed.group.solo import SoloGroup
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "FaultyGroup",
     "Gather",
     "Graph",
+    "GroupTraffic",
     "Kill",
     "NeighbourAllGather",
     "NeighbourAllReduce",
@@ -68,7 +69,6 @@ __all__ = [
     "SlowLink",
     "SlowRank",
     "SoloGroup",
-    "Traffic",
     "check_call",
     "kill_this_process",
     "message_bytes",

@@ -11,7 +11,7 @@ from weft.distributed.group.calls import Call
 from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.group import AbstractGroup, AbstractWork
 
-__all__ = ["RecordingGroup", "Traffic", "message_bytes"]
+__all__ = ["GroupTraffic", "RecordingGroup", "message_bytes"]
 
 Key = TypeVar("Key")
 
@@ -30,7 +30,7 @@ def message_bytes(call: Call) -> int:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class GroupTraffic:
     """Counts by the name of the call (`Send`, `AllReduce`, ...) and, for messages, by the rank of the peer.
 
     Bytes of a collective are those of its message. What a transport sends for it shows per peer only where the
@@ -46,10 +46,10 @@ class Traffic:
     def bytes_sent(self) -> int:
         return sum(self.sent_to.values())
 
-    def with_call(self, call: Call) -> "Traffic":
+    def with_call(self, call: Call) -> "GroupTraffic":
         """The traffic after one more call."""
         name, size = type(call).__name__, message_bytes(call)
-        return Traffic(
+        return GroupTraffic(
             _added(self.num_calls, name, 1),
             _added(self.num_bytes, name, size),
             _added(self.sent_to, call.peer, size) if isinstance(call, calls.Send) else self.sent_to,
@@ -67,10 +67,10 @@ class RecordingGroup(AbstractGroup):
 
     def __init__(self, inner: AbstractGroup) -> None:
         self._inner = inner
-        self._traffic = Traffic()
+        self._traffic = GroupTraffic()
 
     @property
-    def traffic(self) -> Traffic:
+    def traffic(self) -> GroupTraffic:
         """What has passed so far."""
         return self._traffic
 
