@@ -259,15 +259,17 @@ def test_a_rank_for_which_nothing_is_left_gets_a_sample_that_does_not_count() ->
 def test_running_statistics_are_the_mean_of_all_ranks_after_an_epoch(on_ranks: OnRanks) -> None:
     def script() -> tuple[list[float], list[float], int]:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
+        norm = nn.BatchNorm1d(1)
+        model = nn.Sequential(norm, nn.Linear(1, 1))
         loader = DataLoader(TensorDataset(torch.arange(8.0).unsqueeze(1)), 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model, optimizer, loader = weave(model, optimizer, loader, plan="data")
         own: list[float] = []
+        buffers = dict(norm.named_buffers())
         for (x,) in loader:
             model(x).sum().backward()
-            own = model[0].running_mean.tolist()
-        return own, model[0].running_mean.tolist(), int(model[0].num_batches_tracked)
+            own = buffers["running_mean"].tolist()
+        return own, buffers["running_mean"].tolist(), int(buffers["num_batches_tracked"])
 
     (own0, mean0, count0), (own1, mean1, count1) = on_ranks(script, 2)
     assert own0 != own1
@@ -322,7 +324,7 @@ class Endless:
 def test_batches_without_an_end_are_refused(on_ranks: OnRanks) -> None:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader: DataLoader[Any] = DataLoader(TensorDataset(torch.zeros(4, 1)), batch_sampler=Endless())  # type: ignore[arg-type]
+    loader: DataLoader[Any] = DataLoader(TensorDataset(torch.zeros(4, 1)), batch_sampler=Endless())
     with pytest.raises(UsageError, match="no length"):
         on_ranks(lambda: weave(model, optimizer, loader, plan="data"), 2)
 
