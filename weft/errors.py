@@ -13,6 +13,7 @@ WeftError                       a fact, its values, one cure; `exit_code` is wha
 +-- TrainingError               3: training started and could not go on
     +-- DivergedError           a loss or tensor that is not finite
     +-- PeerLostError           a rank that died or fell silent
+    +-- DeadlineError           nothing came in time, though nobody is known to be lost
     +-- RankFailedError         the first failure among the ranks, with its own traceback and exit code
     +-- StorageError            a file that could not be written (a full disk, a read-only folder)
 """
@@ -25,6 +26,7 @@ __all__ = [
     "CompilerError",
     "CorruptFileError",
     "DataNotFoundError",
+    "DeadlineError",
     "DivergedError",
     "GraphError",
     "PeerLostError",
@@ -102,6 +104,14 @@ class PeerLostError(TrainingError):
     def __init__(self, text: str, peer: int) -> None:
         super().__init__(text)
         self.peer = peer
+
+
+class DeadlineError(TrainingError):
+    """Nothing came in time, though nobody is known to be lost; the text and `peers` name who was waited for."""
+
+    def __init__(self, text: str, peers: tuple[int, ...]) -> None:
+        super().__init__(text)
+        self.peers = peers
 
 
 class RankFailedError(TrainingError):

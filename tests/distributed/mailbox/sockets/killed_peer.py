@@ -1,0 +1,23 @@
+"""A process that opens a mailbox and writes without end, for tests that kill it: FOLDER KIND in its arguments."""
+
+import sys
+
+import torch
+
+from weft.distributed.mailbox import MailboxKind, open_mailbox
+
+
+def main(folder: str, kind: MailboxKind) -> None:
+    mailbox = open_mailbox(kind, folder, 1)
+    mailbox.await_peers({0})
+    gradient = torch.ones(500_000)
+    window = mailbox.window(0, "weights") if kind == "shared_memory" else None
+    while True:
+        mailbox.send(0, "push", {}, [gradient])
+        if window is not None:
+            window.accumulate(gradient)
+
+
+if __name__ == "__main__":
+    kinds: dict[str, MailboxKind] = {"tcp": "tcp", "shared_memory": "shared_memory"}
+    main(sys.argv[1], kinds[sys.argv[2]])

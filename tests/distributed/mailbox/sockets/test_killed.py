@@ -1,0 +1,59 @@
+"""Processes that are killed in the middle of sending: the others name them, go on, and take them back."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, MailboxKind, open_mailbox
+from weft.distributed.secret import make_secret, write_secret
+from weft.errors import PeerLostError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("kind", ["tcp", "shared_memory"])
+def test_a_peer_killed_while_it_sends_is_named_and_may_return(kind: MailboxKind, tmp_path: Path) -> None:
+    write_secret(tmp_path, make_secret())
+    server, bystander = open_mailbox(kind, tmp_path, 0), open_mailbox(kind, tmp_path, 2)
+    server.follow_peers()
+    weights = server.expose("weights", torch.zeros(500_000)) if kind == "shared_memory" else None
+    try:
+        incarnations = []
+        for _ in range(2 if kind == "tcp" else 1):
+            incarnations.append(serve_one_who_is_killed(server, kind, tmp_path))
+            bystander.send(0, "still here")
+            assert server.receive("still here", 2).source == 2
+            if weights is not None:  # no lock was left behind
+                server.window(0, "weights").accumulate(torch.ones(500_000))
+                assert float(weights.min()) >= 1
+        assert sorted(set(incarnations)) == incarnations
+    finally:
+        bystander.close()
+        server.close()
+
+
+def serve_one_who_is_killed(server: AbstractMailbox, kind: MailboxKind, folder: Path) -> int:
+    soon = server.clock.now() + 60
+    with start(kind, folder) as process:
+        try:
+            incarnation = server.receive(JOINED, 1, deadline=soon).incarnation
+            for _ in range(5):
+                (gradient,) = server.receive("push", 1, deadline=soon).tensors
+                assert torch.equal(gradient, torch.ones(500_000))
+        finally:
+            process.kill()
+    assert server.receive(LEFT, deadline=soon).header["reason"] == "it died"
+    with pytest.raises(PeerLostError, match="peer 1 is lost") as lost:
+        server.send(1, "weights")
+    assert lost.value.peer == 1
+    return incarnation
+
+
+def start(kind: str, folder: Path) -> "subprocess.Popen[bytes]":
+    script = Path(__file__).with_name("killed_peer.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[4])}
+    return subprocess.Popen([sys.executable, str(script), str(folder), kind], env=environment)

@@ -1,0 +1,14 @@
+"""Mailboxes over sockets: TCP, and shared memory on one host."""
+
+from weft.distributed.mailbox.sockets.directory import AbstractDirectory, FolderDirectory, Member, StoreDirectory
+from weft.distributed.mailbox.sockets.mailbox import SocketMailbox
+from weft.distributed.mailbox.sockets.opening import open_sockets
+
+__all__ = [
+    "AbstractDirectory",
+    "FolderDirectory",
+    "Member",
+    "SocketMailbox",
+    "StoreDirectory",
+    "open_sockets",
+]

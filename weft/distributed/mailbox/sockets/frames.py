@@ -1,0 +1,139 @@
+"""Frames: what travels over a connection once both sides have proved who they are.
+
+    | head: magic, version, kind, sequence, bytes of meta, bytes of body, MAC | meta: JSON | body: raw tensors | [MAC] |
+
+The MAC in the head covers head and meta under a key of this session and direction, and the sequence counts frames, so a
+frame that is forged, replayed, dropped or reordered is found before anything is made of it. Bodies have a MAC of their
+own where the connection leaves the machine. Nothing is ever unpickled: types and shapes are checked against the size.
+"""
+
+import hmac
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from struct import Struct
+from typing import Any
+
+from torch import Tensor
+
+from weft.distributed.mailbox.payload import DTYPES, MAX_HEADER_BYTES, MAX_TAG_BYTES, decode_json, encode_json
+from weft.errors import UsageError
+from weft.specs import TensorSpec
+
+__all__ = [
+    "HEAD_BYTES",
+    "MAC_BYTES",
+    "MAX_META_BYTES",
+    "VERSION",
+    "Head",
+    "Kind",
+    "Meta",
+    "RefusedError",
+    "check_head",
+    "pack_head",
+    "pack_meta",
+    "unpack_head",
+    "unpack_meta",
+]
+
+MAGIC = b"weft"
+VERSION = 1
+MAC_BYTES = 16
+MAX_TENSORS = 4096
+MAX_META_BYTES = MAX_HEADER_BYTES + MAX_TAG_BYTES + MAX_TENSORS * 64
+_FIELDS = Struct("<4sBBQIQ")
+HEAD_BYTES = _FIELDS.size + MAC_BYTES
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class RefusedError(Exception):
+    """What came over a connection is not what may come; the text is the reason that is counted."""
+
+
+class Kind(IntEnum):
+    """What a frame is for."""
+
+    WELCOME = 1  # the first of the side that was called
+    MESSAGE = 2
+    PING = 3
+    GOODBYE = 4
+    RELEASE = 5  # a body in shared memory has been read
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    kind: Kind
+    meta_bytes: int
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What a message says beside its tensors; `loan` is its number and where they lie in the sender's memory, if they
+    are not in the body."""
+
+    tag: str
+    header: dict[str, Any]
+    specs: tuple[TensorSpec, ...]
+    loan: tuple[int, int] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in self.specs)
+
+
+def pack_head(key: bytes, kind: Kind, sequence: int, meta: bytes, body_bytes: int) -> bytes:
+    fields = _FIELDS.pack(MAGIC, VERSION, kind, sequence, len(meta), body_bytes)
+    return fields + _mac(key, fields, meta)
+
+
+def unpack_head(raw: bytes, sequence: int, max_bytes: int) -> Head:
+    """The head of the frame with this number, its sizes within the limits. Raises RefusedError."""
+    magic, version, kind, its_sequence, meta_bytes, body_bytes = _FIELDS.unpack_from(raw)
+    if magic != MAGIC:
+        raise RefusedError("malformed")
+    if version != VERSION:
+        raise RefusedError("version")
+    if meta_bytes > MAX_META_BYTES or body_bytes > max_bytes:
+        raise RefusedError("oversized")
+    if its_sequence != sequence:
+        raise RefusedError("replayed" if its_sequence < sequence else "disordered")
+    if kind not in Kind.__members__.values():
+        raise RefusedError("malformed")
+    return Head(Kind(kind), meta_bytes, body_bytes)
+
+
+def check_head(key: bytes, raw: bytes, meta: bytes) -> None:
+    """Raise RefusedError where head and meta were not written by whoever has the key."""
+    if not hmac.compare_digest(_mac(key, raw[: _FIELDS.size], meta), raw[_FIELDS.size :]):
+        raise RefusedError("forged")
+
+
+def pack_meta(tag: str, header: bytes, tensors: Sequence[Tensor], loan: tuple[int, int] | None = None) -> bytes:
+    specs = [[_NAMES[tensor.dtype], *tensor.shape] for tensor in tensors]
+    if len(specs) > MAX_TENSORS:
+        raise UsageError(f"too many tensors for one message ({len(specs)}, at most: {MAX_TENSORS}); join them")
+    rest = encode_json([tag, specs, loan or ()])
+    return b"[" + rest + b"," + header + b"]"
+
+
+def unpack_meta(raw: bytes) -> Meta:
+    """What `pack_meta` wrote. Raises RefusedError for anything else."""
+    try:
+        (tag, specs, loan), header = decode_json(raw)
+        meta = Meta(tag, header, tuple(TensorSpec(tuple(shape), DTYPES[name]) for name, *shape in specs))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise RefusedError("malformed") from None
+    is_sound = type(tag) is str and type(header) is dict and type(loan) is list and len(loan) in (0, 2)
+    if not is_sound or not all(map(_is_count, [*loan, *(length for spec in meta.specs for length in spec.shape)])):
+        raise RefusedError("malformed")
+    return replace(meta, loan=(loan[0], loan[1])) if loan else meta
+
+
+def _is_count(number: Any) -> bool:
+    return type(number) is int and 0 <= number < 2**48
+
+
+def _mac(key: bytes, fields: bytes, meta: bytes) -> bytes:
+    return hmac.digest(key, fields + meta, "sha256")[:MAC_BYTES]
