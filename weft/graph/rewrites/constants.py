@@ -1,0 +1,70 @@
+"""Constant folding."""
+
+import torch
+from torch import Tensor, fx
+
+from weft.graph.rewrites.memory import escaping, is_free_to_go
+from weft.graph.rewrites.rule import Rule
+from weft.graph.sizes import sizes_in
+
+__all__ = ["CONSTANTS"]
+
+aten = torch.ops.aten
+
+_LARGEST = 1 << 20  # bytes
+_SHAPE_ONLY = (aten.ones_like.default, aten.zeros_like.default, aten.full_like.default)
+_UNDEFINED = ("aten.empty", "aten.new_empty")  # beginnings of the names of operators that leave memory as it is
+
+
+def fold_constants(nodes: fx.Graph, constants: dict[str, Tensor]) -> int:
+    """Compute now what depends on constants, or on the shape of its input, alone.
+
+    A result of the step is left alone: whoever gets it may write to it, and would write to the constant.
+    """
+    count, leaving = 0, escaping(nodes)
+    for node in list(nodes.nodes):
+        if node in leaving or not _is_foldable(node):
+            continue
+        name = _new_name(constants)
+        constants[name] = _value_now(node, constants)
+        with nodes.inserting_before(node):
+            constant = nodes.get_attr(name)
+        constant.meta = {"val": node.meta["val"]}
+        node.replace_all_uses_with(constant)
+        nodes.erase_node(node)
+        count += 1
+    return count
+
+
+CONSTANTS = Rule("constants", fold_constants)
+
+
+def _is_foldable(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, Tensor) or not is_free_to_go(node):
+        return False
+    if not all(isinstance(size, int) for size in value.shape) or any(sizes_in((node.args, node.kwargs))):
+        return False
+    if str(node.target).startswith(_UNDEFINED) or value.numel() * value.element_size() > _LARGEST:
+        return False
+    return node.target in _SHAPE_ONLY or all(source.op == "get_attr" for source in node.all_input_nodes)
+
+
+def _value_now(node: fx.Node, constants: dict[str, Tensor]) -> Tensor:
+    def value_of(source: fx.Node) -> Tensor:
+        if source.op == "get_attr":
+            return constants[str(source.target)]
+        like = source.meta["val"]
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
+    with torch.no_grad():
+        value: Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
+    return value
+
+
+def _new_name(constants: dict[str, Tensor]) -> str:
+    number = len(constants)
+    while f"constant_{number}" in constants:
+        number += 1
+    return f"constant_{number}"

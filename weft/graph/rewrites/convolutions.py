@@ -1,0 +1,119 @@
+"""Convolutions that take in what follows them: a bias, batch norm with fixed statistics, a relu.
+
+Batch norm at inference is a scale and a shift for each channel, so it can be a part of weight and bias:
+
+    (conv(x, w, b) - mean) * s + beta  =  conv(x, w * s, (b - mean) * s + beta)      with s = gamma / sqrt(var + eps)
+"""
+
+import operator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from weft.graph.rewrites.memory import layout_of
+from weft.graph.rewrites.pattern import Anything, Call, Found, Op, Var, arguments_of, find, only
+from weft.graph.rewrites.price import price_of_node
+from weft.graph.rewrites.replacement import imagine, pattern_rule, put
+from weft.graph.rewrites.rule import Rule
+
+__all__ = ["CONVOLUTIONS"]
+
+aten = torch.ops.aten
+
+convolution, view = Op((aten.convolution.default,)), Op((aten.view.default,))
+relu, inverse_root = Op((aten.relu.default,)), Op((aten.rsqrt.default,))
+
+x, w, z = Var("x"), Var("w"), Var("z")
+bias, gamma, beta, mean, variance = Anything("b"), Var("gamma"), Var("beta"), Var("mean"), Var("variance")
+stride, padding, dilation, groups = Anything("stride"), Anything("padding"), Anything("dilation"), Anything("groups")
+settings = (stride, padding, dilation, False, Anything("output_padding"), groups)  # False: not transposed
+
+_NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default)
+
+
+def _with_bias(found: Found) -> Call | None:
+    """The channels are the second dimension of an image, so a bias stands there as [C, 1, 1] or [1, C, 1, 1]."""
+    channels, ones = found["w"].meta["val"].shape[0], [1] * (found["x"].meta["val"].dim() - 2)
+    is_bias = list(found["z"].meta["val"].shape) in ([channels, *ones], [1, channels, *ones])
+    return convolution(x, w, view(z, [channels]), *settings) if is_bias else None
+
+
+def fold_batch_norm(nodes: fx.Graph, _constants: dict[str, Tensor]) -> int:
+    """Make batch norm with fixed statistics a part of the convolution before it, where that is cheaper."""
+    count = 0
+    for target in _NORMS:
+        for norm in nodes.find_nodes(op="call_function", target=target):
+            found = _foldable(norm)
+            shown = [user for user in norm.users if user.args[1] == 0]
+            if found is None or len(shown) != 1 or len(norm.users) != 1:
+                continue
+            new = imagine(_folded(found), found, shown[0])
+            price = price_of_node(norm) + price_of_node(found["convolution"])
+            if new is None or new.price >= price or layout_of(new.value) != layout_of(shown[0].meta["val"]):
+                continue
+            put(nodes, shown[0], new)
+            for gone in (shown[0], norm, found["convolution"]):
+                nodes.erase_node(gone)
+            count += 1
+    return count
+
+
+def _foldable(norm: fx.Node) -> dict[str, Any] | None:
+    """What the names stand for, where the statistics are fixed and nobody else reads the convolution."""
+    given = arguments_of(norm)
+    names = {"gamma": "weight", "beta": "bias", "mean": "running_mean", "variance": "running_var"}
+    statistics = {name: given[key] for name, key in names.items()}
+    is_fixed = not given.get("training", False) and all(isinstance(value, fx.Node) for value in statistics.values())
+    source = given["input"]
+    if not is_fixed or len(source.users) != 1 or any(user.target is not operator.getitem for user in norm.users):
+        return None
+    for found, _ in find(convolution(x, w, bias, *settings), source):
+        return {**found, **statistics, "eps": given["eps"], "convolution": source}
+    return None
+
+
+def _folded(found: Found) -> Call:
+    shape = [found["w"].meta["val"].shape[0], *[1] * (found["w"].meta["val"].dim() - 1)]
+    scale = gamma * inverse_root(variance + found["eps"])
+    shift = mean * scale if found["b"] is None else (mean - Var("b")) * scale
+    return convolution(x, w * view(scale, shape), beta - shift, *settings)
+
+
+def fuse_relu(nodes: fx.Graph, _constants: dict[str, Tensor]) -> int:
+    """Let oneDNN apply the relu while it writes the result of a convolution, where it is there to do so."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_convolution_pointwise"):
+        return 0
+    fused = Op((torch.ops.mkldnn._convolution_pointwise.default,))
+    pattern = relu(only(convolution(x, w, bias, *settings)))
+    template = fused(x, w, bias, padding, stride, dilation, groups, "relu", [], "")
+    count = 0
+    for node in nodes.find_nodes(op="call_function", target=aten.relu.default):
+        for found, calls in find(pattern, node):
+            if node.users and _is_plain(found):
+                # PyTorch notes the strides of another memory format for this operator; it keeps that of its input.
+                new = replace(imagine(template, found, node), value=node.meta["val"])
+                put(nodes, node, new)
+                for gone in calls:
+                    nodes.erase_node(gone)
+                count += 1
+    return count
+
+
+def _is_plain(found: Found) -> bool:
+    values = [found[name].meta["val"] for name in ("x", "w")]
+    return values[0].dim() == 4 and all(v.dtype == torch.float32 and v.is_contiguous() for v in values)
+
+
+CONVOLUTIONS: tuple[Rule, ...] = (
+    pattern_rule(
+        "convolution plus bias",
+        only(convolution(x, w, None, *settings)) + z,
+        _with_bias,
+        is_exact=False,
+        is_cheaper=True,
+    ),
+    Rule("batch norm into convolution", fold_batch_norm, is_exact=False),
+    Rule("convolution then relu", fuse_relu, is_exact=False),
+)
