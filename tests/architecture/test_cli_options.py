@@ -19,7 +19,12 @@ OPTIONS = {
     "op": [],
     "op bench": ["FILE", "--json", "--seconds", "--threads"],
     "op check": ["FILE", "--json", "--seed"],
-    "prove": ["RECIPE", "--json", "--plan", "--seed", "--set", "--steps", "--tolerance", "--workers"],
+    "profile": ["RECIPE", "--json", "--seed", "--set", "--steps", "--threads", "--top"],
+    "prove": [
+        "RECIPE",
+        *("--executor", "--json", "--margin", "--plan", "--seed", "--seeds", "--set", "--steps", "--tolerance"),
+        "--workers",
+    ],
     "run": [
         "RECIPE",
         *("--json", "--out", "--plan", "--quiet", "--repeat", "--resume", "--seed", "--set", "--workers", "-q"),
@@ -27,8 +32,8 @@ OPTIONS = {
     "show": ["RUN", "--json"],
     "simulate": [
         "RECIPE",
-        *("--cluster", "--compute-seconds", "--json", "--out", "--plan", "--quiet", "--ranks", "--repeat", "--seed"),
-        *("--set", "--workers", "-q"),
+        *("--cluster", "--compute-seconds", "--fail", "--json", "--out", "--plan", "--quiet", "--ranks", "--repeat"),
+        *("--seed", "--set", "--stragglers", "--workers", "-q"),
     ],
 }
 

@@ -47,6 +47,42 @@ def test_a_cluster_file_gives_the_network(weft: Any, tiny: tuple[str, ...]) -> N
     assert read_record(Path("here")).repetitions[0].values["step_time"] > 1
 
 
+def test_ranks_wait_for_stragglers_and_the_record_says_how_long(weft: Any, tiny: tuple[str, ...]) -> None:
+    slow = weft(
+        "simulate", *tiny, "--ranks", "2", *GIVEN, "--stragglers", "rank 1 3x slower", "--out", "slow", "--json"
+    )
+    shares = slow.json["simulation"]["idle_shares"]
+    repetition = read_record(Path("slow")).repetitions[0]
+    assert shares[0] > 0.5 > 0.2 > shares[1]
+    assert repetition.series["idle_share"] == pytest.approx(shares)
+    assert repetition.values["idle_share"] == pytest.approx(sum(shares) / 2)
+    assert repetition.values["step_time"] > 0.03
+    assert "rank 1 is 3x slower" in weft("show", "slow").out
+    shown = weft("simulate", *tiny, "--ranks", "2", *GIVEN, "--out", "even").out
+    assert "share of its time that a rank waited" in shown and "rank 1  " in shown
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_synchronous_plan_ends_when_a_rank_dies_and_names_it(weft: Any, tiny: tuple[str, ...], rank: int) -> None:
+    outcome = weft("simulate", *tiny, "--ranks", "4", *GIVEN, "--fail", f"rank {rank} at 0.02 s", "--out", "here")
+    assert outcome.code == 3 and f"rank {rank} is lost" in outcome.err
+    repetition = read_record(Path("here")).repetitions[0]
+    assert repetition.status == "failed" and f"rank {rank} is lost" in repetition.stop_reason
+
+
+@pytest.mark.parametrize("consistency", ["local(2)", "gossip(torus)", "elastic(2)"])
+def test_relaxed_plans_are_simulated_the_same_way_every_time(
+    weft: Any, tiny: tuple[str, ...], consistency: str
+) -> None:
+    options = ("--plan", f"consistency={consistency}", "--ranks", "4", "--stragglers", "1 in 4 steps 5x slower")
+    found = []
+    for name in "ab":
+        weft("simulate", *tiny, *options, *GIVEN, "--out", name)
+        found.append(read_record(Path(name)).repetitions[0])
+    assert found[0] == found[1]
+    assert found[0].values["consensus_distance"] >= 0
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
@@ -56,6 +92,9 @@ def test_a_cluster_file_gives_the_network(weft: Any, tiny: tuple[str, ...]) -> N
         (("digits_mlp", "--plan", "pipeline=2"), "not available in this version"),
         (("digits_mlp", "--cluster", "none.toml"), "run weft cluster probe"),
         (("digits_mlp", "--compute-seconds", "-1"), "Invalid value for '--compute-seconds'"),
+        (("digits_mlp", "--ranks", "2", "--stragglers", "often"), "write '1 in 20 steps 5x slower'"),
+        (("digits_mlp", "--ranks", "2", "--stragglers", "rank 2 5x slower"), "no such rank can be slow"),
+        (("digits_mlp", "--ranks", "2", "--fail", "rank 2 at 1 s"), "no such rank can fail"),
     ],
 )
 def test_bad_input_is_2_and_leaves_no_folder(weft: Any, tmp_path: Path, line: tuple[str, ...], text: str) -> None:

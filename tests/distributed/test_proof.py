@@ -5,6 +5,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -20,11 +21,12 @@ from weft.graph import GradientSink, State
 from weft.recipes import digits_cnn, digits_mlp, pydoc_gpt, pydoc_lstm
 from weft.specs import parse_plan
 from weft.training.build import build_splits
+from weft.training.checkpoint import Entry
 from weft.training.component import Component
 from weft.training.datasets import Splits, splits_from_arrays
 from weft.training.optimizers import OptimizerState
 from weft.training.recipe import Fixed, Mutable, Recipe
-from weft.training.replicas import AbstractReplicas, Traffic, Update
+from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
 from weft.training.sampling import share
 
 STEPS = 3
@@ -152,8 +154,15 @@ class Faulty(AbstractReplicas):
     def size(self) -> int:
         return self.inner.size
 
+    @property
+    def is_synchronous(self) -> bool:
+        return self.inner.is_synchronous
+
     def join(self, model: State) -> None:
         self.inner.join(model)
+
+    def next_step(self, step: int) -> int:
+        return self.inner.next_step(step)
 
     def share(self, indices: Tensor) -> Tensor:
         return self.inner.share(indices)
@@ -167,6 +176,12 @@ class Faulty(AbstractReplicas):
     def traffic(self) -> Traffic:
         return self.inner.traffic()
 
+    def agree(self, wish: bool) -> bool:
+        return self.inner.agree(wish)
+
+    def dismiss(self) -> None:
+        self.inner.dismiss()
+
     def sum(self, tensor: Tensor) -> Tensor:
         return self.inner.sum(tensor)
 
@@ -176,8 +191,14 @@ class Faulty(AbstractReplicas):
     def collect(self, state: OptimizerState) -> OptimizerState:
         return self.inner.collect(state)
 
-    def align(self, buffers: Mapping[str, Tensor]) -> None:
-        self.inner.align(buffers)
+    def use_consensus(self, model: State) -> AbstractContextManager[Consensus]:
+        return self.inner.use_consensus(model)
+
+    def memory(self) -> Mapping[str, Entry]:
+        return self.inner.memory()
+
+    def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
+        self.inner.remember(step, entries)
 
 
 class NoBroadcast(Faulty):

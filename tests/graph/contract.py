@@ -23,12 +23,14 @@ Gradients = dict[str, Tensor | None]
 
 @dataclass(frozen=True)
 class Subject:
-    """An executor under test. It must agree with plain autograd in `dtype` to `tolerance`; 0 means to the bit."""
+    """An executor under test. It must agree with plain autograd in `dtype` to `tolerance`; 0 means to the bit. One that
+    computes a step in one call has all gradients at its end."""
 
     name: str
     factory: Callable[[nn.Module, Loss], AbstractExecutor]
     dtype: torch.dtype = torch.float32
     tolerance: float = 0.0
+    is_one_call: bool = False
 
     def build(self, case: Case) -> AbstractExecutor:
         return self.factory(case.build(), case.loss)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.graph import Graph, capture
-from weft.graph.generated import training_step
+from weft.graph import training_step
 
 __all__ = ["descent", "descent_inputs", "graph_of", "plain"]
 

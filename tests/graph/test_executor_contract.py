@@ -9,41 +9,49 @@ from torch import Tensor, nn
 
 from tests.graph.cases import CASES, Case
 from tests.graph.contract import CHECKS, Check, Subject, check_arrival, take
-from weft.graph import (
-    AbstractExecutor,
-    EagerExecutor,
-    GradientSink,
-    GraphExecutor,
-    Loss,
-    Outputs,
-    ReferenceExecutor,
-    State,
-)
+from weft.graph import AbstractExecutor, EagerExecutor, GradientSink, Loss, Outputs, ReferenceExecutor, State
 from weft.specs import Batch
+from weft.training.build import EXECUTORS as CATALOGUE
 
 EXECUTORS = (
-    Subject("eager", EagerExecutor),
-    Subject("graph", GraphExecutor),
-    Subject("reference", ReferenceExecutor, dtype=torch.float64),
+    Subject("eager", CATALOGUE["eager"]),
+    Subject("graph", CATALOGUE["graph"]),
+    Subject("tape", CATALOGUE["tape"]),
+    Subject("reference", CATALOGUE["reference"], dtype=torch.float64),
+    Subject("jax", CATALOGUE["jax"], tolerance=1e-5, is_one_call=True),
 )
+FOR_INFERENCE = {"onnxruntime"}  # has a contract of its own: tests/graph/onnx/test_executor.py
+
+# XLA takes a while to compile: it gets every check on the cases that are hardest to get right, and one on the others.
+HARDEST = ("convolution", "dropout")
+PAIRS = [
+    pytest.param(s, case, check, id=f"{check.__name__.removeprefix('check_')}-{case.name}-{s.name}")
+    for s in EXECUTORS
+    for case in CASES
+    for check in CHECKS
+    if not s.is_one_call or case.name in HARDEST or check.__name__ == "check_gradients"
+]
 
 over_executors = pytest.mark.parametrize("subject", EXECUTORS, ids=lambda subject: subject.name)
 over_cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-over_checks = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 
 
-@over_executors
-@over_cases
-@over_checks
+def test_every_executor_is_under_contract() -> None:
+    assert {subject.name for subject in EXECUTORS} == CATALOGUE.keys() - FOR_INFERENCE
+
+
+@pytest.mark.parametrize(("subject", "case", "check"), PAIRS)
+@pytest.mark.usefixtures("xla_cache")
 def test_executor_keeps_the_contract(subject: Subject, case: Case, check: Check) -> None:
     check(subject, case)
 
 
-@over_executors
+@pytest.mark.parametrize("subject", [s for s in EXECUTORS if not s.is_one_call], ids=lambda subject: subject.name)
 def test_gradients_arrive_during_backward(subject: Subject) -> None:
     check_arrival(subject)
 
 
+@pytest.mark.usefixtures("xla_cache")
 @over_executors
 @over_cases
 def test_executor_agrees_with_the_reference(subject: Subject, case: Case) -> None:

@@ -1,5 +1,6 @@
 """Generated code: what it frees, what it hands over, what it refuses; and the programs an executor keeps."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.graph.steps import descent, descent_inputs
 from weft.errors import GraphError
-from weft.graph import GraphExecutor, Program, capture
+from weft.graph import AbstractProgram, Graph, GraphExecutor, Program, TapeProgram, capture
 from weft.specs import Batch
 
 ALIVE: WeakSet[Tensor] = WeakSet()
@@ -32,13 +33,14 @@ noted.register_fake(torch.empty_like)
 count_alive.register_fake(lambda x: x.new_empty(()))
 
 
-def test_values_are_freed_after_their_last_use() -> None:
+@pytest.mark.parametrize("kind", [Program, TapeProgram])
+def test_values_are_freed_after_their_last_use(kind: Callable[[Graph], AbstractProgram]) -> None:
     def step(state: Any, batch: Tensor) -> tuple[Tensor, Any]:
         for _ in range(5):
             batch = noted(batch)
         return count_alive(batch), state
 
-    assert Program(capture(step, (), torch.ones(2)))((), torch.ones(2))[0].item() <= 2
+    assert kind(capture(step, (), torch.ones(2)))((), torch.ones(2))[0].item() <= 2
 
 
 def test_the_generated_file_can_be_read(tmp_path: Path) -> None:

@@ -127,8 +127,21 @@ def drop_last_result(document: dict[str, Any]) -> None:
     document["nodes"][-1]["args"]["tuple"][0]["tuple"].pop()
 
 
+def as_version_1(document: dict[str, Any]) -> None:
+    """Version 1 had no named sizes."""
+    document["version"] = 1
+    del document["sizes"], document["conditions"]
+
+
+def test_a_graph_of_version_1_is_read(tmp_path: Path) -> None:
+    graph = capture(descent, *descent_inputs())
+    save_graph(graph, tmp_path / "step")
+    on_document(as_version_1)(tmp_path / "step")
+    assert text_of(load_graph(tmp_path / "step")) == text_of(graph)
+
+
 PLANTED: dict[str, tuple[Callable[[Path], None], type[Exception], str]] = {
-    "newer version": (on_document(lambda d: d.update(version=2)), GraphError, "another version"),
+    "newer version": (on_document(lambda d: d.update(version=3)), GraphError, "another version"),
     "other format": (on_document(lambda d: d.update(format="x")), CorruptFileError, "not a saved graph"),
     "unknown key": (on_document(lambda d: d.update(hook="os.system")), CorruptFileError, "unknown keys"),
     "unknown key of a node": (on_call(hook="os.system"), CorruptFileError, "unknown keys"),

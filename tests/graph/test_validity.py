@@ -11,6 +11,7 @@ from torch import fx, nn
 from tests.graph.steps import descent, descent_inputs, graph_of
 from weft.errors import GraphError
 from weft.graph import Graph, capture, check_graph, check_pass, check_shapes
+from weft.graph.sizes import Condition, Size
 from weft.graph.validity import RULES
 
 aten = torch.ops.aten
@@ -106,6 +107,15 @@ def state_changes_shape(graph: Graph) -> Graph:
     return graph
 
 
+def size_of_nobody(graph: Graph) -> Graph:
+    call_of(graph, aten.mean.default).args = (call_of(graph, aten.mm.default), [Size("name", ("batch",))])
+    return graph
+
+
+def condition_on_nobody(graph: Graph) -> Graph:
+    return replace(graph, conditions=(Condition("gt", Size("name", ("batch",)), 3),))
+
+
 PLANTED: tuple[tuple[Callable[[Graph], Graph], str, str], ...] = (
     (unknown_kind, "is of kind call_module", "_known_kinds"),
     (moved_before_its_input, "before it is made", "_order"),
@@ -122,6 +132,8 @@ PLANTED: tuple[tuple[Callable[[Graph], Graph], str, str], ...] = (
     (result_too_many, "results and their places differ", "_results"),
     (result_is_a_number, "a result is no variable", "_results"),
     (state_changes_shape, "changes", "_new_state"),
+    (size_of_nobody, "reads a size that no argument has", "_sizes"),
+    (condition_on_nobody, "condition is on a size that no argument has", "_sizes"),
 )
 
 
@@ -161,3 +173,9 @@ def test_a_pass_that_changes_the_results_is_caught() -> None:
     graph = fresh()
     with pytest.raises(GraphError, match="arguments or the results"):
         check_pass(graph, replace(graph, results=("dict", (("outputs", ("leaf", 0)), *graph.results[1][1:]))))
+
+
+def test_a_pass_that_changes_the_conditions_is_caught() -> None:
+    graph = capture(lambda state, batch: (batch * 2, state), (), torch.ones(4), dynamic="batch")
+    with pytest.raises(GraphError, match="conditions on the sizes"):
+        check_pass(graph, replace(graph, conditions=(Condition("gt", Size("name", ("batch",)), 3),)))

@@ -19,7 +19,11 @@ def available(axis: str) -> list[str]:
     compress=st.sampled_from(available("compress")),
 )
 def test_text_and_plan_are_one(data: int, topology: str, consistency: str, compress: str) -> None:
-    plan = parse_plan(f"compress={compress} data={data} topology={topology} consistency={consistency}")
+    try:
+        plan = parse_plan(f"compress={compress} data={data} topology={topology} consistency={consistency}")
+    except PlanError as error:
+        plan = parse_plan(str(error).rpartition("nearest: ")[2])
+        topology = plan.topology.name
     assert parse_plan(str(plan)) == plan
     assert (plan.data, plan.topology.name, plan.num_ranks) == (data, topology, data)
 
@@ -50,11 +54,39 @@ def test_parameters_by_place_and_by_name(text: str) -> None:
         ("topology=server(0)", "above zero"),
         ("data=2 topology=server(3)", "nearest: data=2 topology=server(shards=2)"),
         ("data=3 topology=hierarchical(2)", "nearest: data=3 topology=ring"),
+        ("consistency=local", "nobody to agree with (data=1 consistency=local(steps=8)); nearest: data=1"),
+        ("data=2 consistency=local(0)", "above zero"),
+        ("data=2 consistency=local(after=-1)", "above zero"),
+        ("data=2 consistency=local(outer_lr=nan)", "above zero"),
+        ("data=2 consistency=local(state=men)", "did you mean 'mean'"),
+        (
+            "data=2 consistency=local(outer_lr=0.5)",
+            "nearest: data=2 consistency=local(steps=8,outer=nesterov,outer_lr=0.5)",
+        ),
+        ("data=2 consistency=local(outer=nesterov,outer_momentum=1)", "never settles"),
+        ("data=2 consistency=local topology=server", "servers update parameters themselves"),
+        ("data=2 consistency=gossip(rign)", "did you mean 'ring'"),
+        ("data=2 consistency=gossip topology=ring", "no all-reduce whose algorithm could be chosen"),
+        ("data=2 consistency=elastic(beta=1.5)", "nearest: data=2 consistency=elastic(steps=8)"),
     ],
 )
 def test_wrong_texts_are_refused_with_a_cure(text: str, fact: str) -> None:
     with pytest.raises(PlanError, match="(?s)" + fact.replace("(", r"\(").replace(")", r"\)")):
         parse_plan(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("data=2 consistency=local", "data=2 consistency=local(steps=8)"),
+        ("data=2 consistency=local(after = 0, steps = 4)", "data=2 consistency=local(steps=4)"),
+        ("data=2 consistency=local(8,mean,100)", "data=2 consistency=local(steps=8,state=mean,after=100)"),
+        ("data=2 consistency=gossip(torus,after)", "data=2 consistency=gossip(graph=torus,mix=after)"),
+    ],
+)
+def test_parameters_that_are_as_usual_are_left_out_of_the_text(text: str, short: str) -> None:
+    assert str(parse_plan(text)) == short
+    assert parse_plan(short) == parse_plan(text)
 
 
 def test_what_later_versions_bring_is_known_and_refused_as_such() -> None:
@@ -66,6 +98,10 @@ def test_what_later_versions_bring_is_known_and_refused_as_such() -> None:
             parse_plan(text)
 
 
+def with_parameters(choice: Choice, **parameters: float | str) -> Choice:
+    return Choice(choice.name, tuple({**dict(choice.parameters), **parameters}.items()))
+
+
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda r: r.reason)
 def test_the_nearest_plan_of_every_refusal_is_valid(refusal: object) -> None:
     refused = [
@@ -73,6 +109,18 @@ def test_the_nearest_plan_of_every_refusal_is_valid(refusal: object) -> None:
         for data in range(1, 9)
         for n in range(1, 9)
         for name, key in (("server", "shards"), ("hierarchical", "inner"))
+    ]
+    usual = {
+        name: Choice(name, tuple(AXES["consistency"][name].parameters.items())) for name in available("consistency")
+    }
+    refused += [
+        *(Plan(data=1, consistency=usual[name]) for name in usual),
+        *(Plan(data=2, consistency=usual[n], topology=Choice("server", (("shards", 1),))) for n in usual),
+        *(Plan(data=2, consistency=usual[n], topology=Choice("ring")) for n in usual),
+        *(Plan(data=2, consistency=usual[n], compress=Choice("fp16")) for n in usual),
+        Plan(data=2, consistency=with_parameters(usual["local"], outer_lr=0.5)),
+        Plan(data=2, consistency=with_parameters(usual["local"], outer="nesterov", outer_momentum=1.0)),
+        Plan(data=2, consistency=with_parameters(usual["elastic"], beta=2.0)),
     ]
     hits = [plan for plan in refused if refusal.applies(plan)]  # type: ignore[attr-defined]
     assert hits

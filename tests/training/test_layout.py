@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.errors import CorruptFileError
-from weft.training.layout import PER_RANK, REPLICATED, SUMMED, Layout, part_for, sharded
+from weft.training.layout import AVERAGED, PER_RANK, REPLICATED, SUMMED, Layout, part_for, sharded
 
 WorldSize = st.integers(1, 9)
 PartFor = Callable[[Layout, Sequence[Tensor], int, int], Tensor | None]
@@ -43,6 +43,19 @@ def test_shards_of_any_size_are_joined(cuts: list[int], new: int) -> None:
     whole = torch.arange(10)
     parts = whole.tensor_split(sorted(cuts))
     assert torch.equal(torch.cat(parts_after(sharded(0), parts, new)), whole)
+
+
+@given(old=WorldSize, new=WorldSize)
+def test_replicas_that_differ_go_on_from_their_mean_in_another_number(old: int, new: int) -> None:
+    parts = [torch.arange(3, dtype=torch.float64) * rank for rank in range(old)]
+    after = parts_after(AVERAGED, parts, new)
+    expected = parts if new == old else [torch.stack(parts).mean(0)] * new
+    assert all(torch.equal(one, two) for one, two in zip(after, expected, strict=True))
+    assert Layout.from_dict(AVERAGED.to_dict()) == AVERAGED
+
+
+def test_counters_of_replicas_are_not_averaged() -> None:
+    assert parts_after(AVERAGED, [torch.tensor(3), torch.tensor(3)], 3) == [torch.tensor(3)] * 3
 
 
 @given(old=WorldSize, new=WorldSize)

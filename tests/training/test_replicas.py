@@ -30,8 +30,11 @@ def test_one_rank_is_rank_0_of_1_and_keeps_everything() -> None:
     _, state = build_tiny()
     before = hash_tensors(state.model.parameters)
     replicas.join(state.model)
-    replicas.align(state.model.buffers)
-    assert (replicas.rank, replicas.size) == (0, 1)
+    replicas.remember(3, replicas.memory())
+    with replicas.use_consensus(state.model) as consensus:
+        assert consensus.judges is replicas and consensus.values == {}
+    assert (replicas.rank, replicas.size, replicas.is_synchronous) == (0, 1, True)
+    assert replicas.agree(True) and not replicas.agree(False)
     assert replicas.share(indices) is indices and replicas.sum(indices) is indices
     assert replicas.gather(indices) == (indices,)
     assert replicas.collect(state.optimizer) is state.optimizer

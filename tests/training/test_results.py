@@ -9,6 +9,7 @@ import torch
 from weft.metrics.metric import Rule
 from weft.metrics.record import Evaluation, Repetition, RunRecord
 from weft.training.history import History
+from weft.training.replicas import Traffic
 from weft.training.results import hash_tensors, judge, to_target, values_of
 
 TARGET = Rule("accuracy", 0.9)
@@ -51,6 +52,19 @@ def test_values_of_a_repetition() -> None:
         "throughput": 4.0,
         "step_time": 2.0,
     }
+
+
+def test_traffic_of_every_step_is_a_median_and_that_of_some_steps_a_mean() -> None:
+    # Regression: replicas that meet in every fourth step would have sent nothing in the median step.
+    every, some = [Traffic(1.0, 0.0, 8), Traffic(2.0, 0.0, 8), Traffic(9.0, 0.0, 8)], [Traffic()] * 3
+    names = ("communication_exposed", "bytes_per_step")
+
+    def found(traffic: list[Traffic]) -> list[float]:
+        values = values_of(History(step_traffic=traffic), None, 1.0, {})
+        return [values[name] for name in names]
+
+    assert found(every) == [2.0, 8.0]
+    assert found([*some, Traffic(4.0, 0.0, 80)]) == [1.0, 20.0]
 
 
 def test_values_without_a_step_or_a_clock_that_moved() -> None:

@@ -19,6 +19,7 @@ from weft.cli.doctor import doctor
 from weft.cli.launch import launch
 from weft.cli.list import list_all
 from weft.cli.op import op
+from weft.cli.profile import profile
 from weft.cli.prove import prove
 from weft.cli.run import run
 from weft.cli.show import show
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.command("run")(run)
 app.command("launch")(launch)
 app.command("prove")(prove)
+app.command("profile")(profile)
 app.command("simulate")(simulate)
 app.add_typer(cluster, name="cluster")
 app.command("show")(show)

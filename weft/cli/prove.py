@@ -1,6 +1,6 @@
-"""`weft prove`: show that a plan computes what one rank computes."""
+"""`weft prove`: show that a plan computes what one rank computes, or an executor what another does."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,24 +13,63 @@ def prove(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in name or file.py:function.")],
     plan: Plan = None,
     workers: Workers = None,
+    executor: Annotated[
+        list[str] | None,
+        typer.Option(metavar="E", help="Compare this executor with eager mode; given twice, the two."),
+    ] = None,
     settings: Settings = None,
     steps: Annotated[int, typer.Option(min=1, metavar="K", help="Steps to compare.")] = 5,
     seed: Annotated[int, typer.Option(min=0, metavar="S", help="The seed.")] = 0,
     tolerance: Annotated[
-        float, typer.Option(min=0.0, metavar="T", help="Largest error, as a share of a tensor's largest value.")
-    ] = 1e-5,
+        float | None,
+        typer.Option(
+            min=0.0,
+            metavar="T",
+            help="Largest error, as a share of a tensor's largest value. [default: 1e-5; of executors, by the pair]",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Trainings that judge a relaxed plan's convergence; 0 for none.")
+    ] = 5,
+    margin: Annotated[
+        float, typer.Option(min=0.0, metavar="M", help="A relaxed plan may need up to 1 + M times the samples.")
+    ] = 0.5,
     json: Json = False,
 ) -> None:
-    """Train the same global batches on the plan's ranks and on one, and compare the parameters after each step."""
+    """Train the same global batches on the plan's ranks and on one, and compare the parameters after each step. Of a
+    relaxed plan, compare each rank with the equations, and samples to target with those of one rank. With --executor,
+    train them with two executors, and compare losses, gradients and parameters."""
     from weft.cli.job import with_plan, with_settings
     from weft.cli.output import print_json
+    from weft.engines.convergence import check_convergence, check_target
+    from weft.engines.executor_proof import prove_executors
     from weft.engines.proving import prove as prove_plan
+    from weft.errors import UsageError
     from weft.recipes import find_recipe
+    from weft.specs import parse_plan
 
     chosen = with_plan(with_settings(find_recipe(recipe), settings or []), plan, workers)
-    proof = prove_plan(chosen, seed=seed, num_steps=steps, tolerance=tolerance)
-    if json:
-        print_json({"recipe": chosen.name, "plan": chosen.mutable.plan, "proof": proof})
+    shown: dict[str, Any]
+    is_relaxed = not executor and parse_plan(chosen.mutable.plan).consistency.name != "sync"
+    if is_relaxed and seeds:
+        check_target(chosen, seeds)
+    if executor:
+        if len(executor) > 2:
+            raise UsageError(f"two executors can be compared ({', '.join(executor)}); give one or two")
+        pair = (executor[0], executor[1] if len(executor) == 2 else "eager")
+        proof: Any = prove_executors(chosen, *pair, seed=seed, num_steps=steps, tolerance=tolerance)
+        shown = {"executors": pair}
     else:
-        typer.echo(f"{'PASS' if proof.passed else 'FAIL'}  {chosen.name}  {chosen.mutable.plan}\n      {proof.finding}")
-    raise typer.Exit(0 if proof.passed else 1)
+        proof = prove_plan(chosen, seed=seed, num_steps=steps, tolerance=1e-5 if tolerance is None else tolerance)
+        shown = {"plan": chosen.mutable.plan}
+    passed = proof.passed
+    if is_relaxed and seeds and passed:
+        convergence = check_convergence(chosen, seeds=range(seed, seed + seeds), margin=margin)
+        passed, shown["convergence"] = convergence.passed, convergence
+    if json:
+        print_json({"recipe": chosen.name, **shown, "proof": proof})
+    else:
+        what = " against ".join(shown["executors"]) if executor else chosen.mutable.plan
+        findings = [proof.finding, *([shown["convergence"].finding] if "convergence" in shown else [])]
+        typer.echo("\n      ".join([f"{'PASS' if passed else 'FAIL'}  {chosen.name}  {what}", *findings]))
+    raise typer.Exit(0 if passed else 1)

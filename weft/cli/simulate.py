@@ -1,5 +1,6 @@
 """`weft simulate`: train on a virtual cluster, with real mathematics in virtual time."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from weft.engines.simulation import Simulation
 
 __all__ = ["simulate"]
+
+MOST_RANKS_SHOWN = 8
 
 
 def simulate(
@@ -28,6 +31,11 @@ def simulate(
         float | None,
         typer.Option(min=0.0, metavar="X", help="Seconds of a rank's step; measured on this machine if not given."),
     ] = None,
+    stragglers: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Who is slow: '1 in 20 steps 5x slower', 'rank 3 2x slower'."),
+    ] = None,
+    fail: Annotated[str | None, typer.Option(metavar="TEXT", help="Who dies: 'rank 3 at 40 s'.")] = None,
     repeat: Annotated[int, typer.Option(min=1, metavar="N", help="Train this often, a seed each.")] = 1,
     seed: Annotated[int, typer.Option(min=0, metavar="S", help="The first seed.")] = 0,
     out: Annotated[
@@ -42,11 +50,18 @@ def simulate(
     from weft.cli.progress import use_progress
     from weft.distributed.group.virtual import TEN_GIGABIT
     from weft.engines.simulation import simulate as run_simulation
+    from weft.engines.stragglers import check_ranks, parse_failures, parse_stragglers
     from weft.planning.cluster import read_cluster
     from weft.planning.network import network_of
+    from weft.specs import parse_plan
 
     network = TEN_GIGABIT if cluster is None else network_of(read_cluster(cluster))
-    job = new_job(choose_recipe(recipe, settings or [], plan, ranks), num_seeds=repeat, first_seed=seed, out=out)
+    chosen = choose_recipe(recipe, settings or [], plan, ranks)
+    num_ranks = parse_plan(chosen.mutable.plan).num_ranks
+    slow = parse_stragglers(stragglers) if stragglers else ()
+    check_ranks(slow, num_ranks)
+    faults = parse_failures(fail, num_ranks) if fail else ()
+    job = new_job(chosen, num_seeds=repeat, first_seed=seed, out=out)
     with use_progress(error_console(), [f"seed {number}" for number in job.seeds], quiet=quiet) as listener:
         simulation = run_simulation(
             job.recipe,
@@ -54,6 +69,8 @@ def simulate(
             seeds=job.seeds,
             network=network,
             compute=compute_seconds,
+            stragglers=slow,
+            faults=faults,
             listeners=[listener],
         )
     _print_result(simulation, job.folder.path, json=json)
@@ -67,12 +84,24 @@ def _print_result(simulation: "Simulation", path: Path, *, json: bool) -> None:
 
     if json:
         costs = {"network": simulation.network, "compute": simulation.compute}
-        print_json({**record_document(simulation.record, path), "simulation": _facts(simulation) | costs})
+        facts = _facts(simulation) | {"idle_shares": simulation.idle_shares} | costs
+        print_json({**record_document(simulation.record, path), "simulation": facts})
         return
     print_tables(render_run(simulation.record))
     rows = [(name.replace("_", " "), _format(value)) for name, value in _facts(simulation).items()]
     print_tables(section("simulated; times above are virtual", aligned("lr", rows)))
+    if simulation.num_ranks > 1:
+        print_tables(section("share of its time that a rank waited", aligned("lr", _idle_rows(simulation.idle_shares))))
     print(f"run folder: {path}")
+
+
+def _idle_rows(shares: Sequence[float]) -> list[tuple[str, str]]:
+    """Every rank of a few; of many the two at either end, and the middle."""
+    shown = list(range(len(shares)))
+    if len(shown) > MOST_RANKS_SHOWN:
+        order = sorted(shown, key=lambda rank: (shares[rank], rank))
+        shown = [*order[:2], order[len(order) // 2], *order[-2:]]
+    return [(f"rank {rank}", f"{shares[rank]:.1%}") for rank in shown]
 
 
 def _format(value: float) -> str:

@@ -26,7 +26,20 @@ from weft.training.recipe import Recipe
 from weft.training.replicas import AbstractReplicas, Update
 from weft.training.sampling import SamplerState, share
 
-__all__ = ["Proof", "Trace", "compare_traces", "trace_ranks", "trace_reference"]
+__all__ = [
+    "Proof",
+    "Trace",
+    "add_weighted",
+    "begin_late",
+    "compare_traces",
+    "copy_of",
+    "gradients_at",
+    "place_before_the_end",
+    "random_of",
+    "relative_error",
+    "trace_ranks",
+    "trace_reference",
+]
 
 Trace = list[dict[str, Tensor]]
 """The parameters and the optimizer's slots after each step.
@@ -47,31 +60,45 @@ class Proof:
     finding: str  # in words: what was shown, or the first difference and where it is
 
 
-def trace_ranks(recipe: Recipe, splits: Splits, seed: int, num_steps: int, replicas: AbstractReplicas) -> Trace:
-    """Train some steps as one of the ranks. Ranks other than 0 begin with spoilt weights: rank 0's must reach them."""
+def trace_ranks(
+    recipe: Recipe, splits: Splits, seed: int, num_steps: int, replicas: AbstractReplicas, first_step: int = 0
+) -> Trace:
+    """Train some steps as one of the ranks. Ranks other than 0 begin with spoilt weights: rank 0's must reach them.
+
+    Args:
+        first_step: count from here, as if so many steps had been taken.
+    """
     task, state = build_task(recipe, splits, seed, replicas)
     with torch.no_grad():
         for parameter in state.model.parameters.values():
             parameter.add_(replicas.rank)
     replicas.join(state.model)
-    state = replace(state, sampler=_before_the_end(task, num_steps))
+    if first_step:
+        replicas.remember(first_step, {})
+        state = replace(state, optimizer=begin_late(state.optimizer, first_step))
+    state = replace(state, sampler=place_before_the_end(task, num_steps))
     trace: Trace = []
     for _ in range(num_steps):
         state, _ = take_step(task, state)
-        trace.append(_copy(state.model.parameters, replicas.collect(state.optimizer)))
+        trace.append(copy_of(state.model.parameters, replicas.collect(state.optimizer)))
     return trace
 
 
 def trace_reference(recipe: Recipe, splits: Splits, seed: int, num_steps: int, num_ranks: int) -> Trace:
     """The same steps in one process, without replicas, exchange or buckets."""
     task, state = build_task(recipe, splits, seed)
-    randoms = [_random_of(seed, rank) for rank in range(num_ranks)]
-    state = replace(state, sampler=_before_the_end(task, num_steps))
+    randoms = [random_of(seed, rank) for rank in range(num_ranks)]
+    state = replace(state, sampler=place_before_the_end(task, num_steps))
     trace: Trace = []
     for _ in range(num_steps):
         state = _reference_step(task, state, randoms)
-        trace.append(_copy(state.model.parameters, state.optimizer))
+        trace.append(copy_of(state.model.parameters, state.optimizer))
     return trace
+
+
+def begin_late(state: OptimizerState, step: int) -> OptimizerState:
+    """The state of an optimizer that believes to have taken so many steps."""
+    return replace(state, shared=replace(state.shared, step=torch.full_like(state.shared.step, step)))
 
 
 def _reference_step(task: Task, state: TrainingState, randoms: list[Tensor]) -> TrainingState:
@@ -85,21 +112,21 @@ def _reference_step(task: Task, state: TrainingState, randoms: list[Tensor]) -> 
     with use_point(parameters, task.optimizer.prepare(parameters, state.optimizer)):
         for rank, batch in enumerate(batches):
             if len(batch):
-                found, randoms[rank] = _gradients(task, replace(state.model, random=randoms[rank]), batch)
-                _add(total, found, batch.num_targets / max(1, num_targets))
+                found, randoms[rank] = gradients_at(task, replace(state.model, random=randoms[rank]), batch)
+                add_weighted(total, found, batch.num_targets / max(1, num_targets))
     lr = task.optimizer.lr * task.schedule(state.samples)
     optimizer = Update(task.optimizer, parameters, state.optimizer, lr, task.clip_norm).apply(total)
     samples = state.samples + len(indices)
     return replace(state, optimizer=optimizer, sampler=sampler, step=state.step + 1, samples=samples)
 
 
-def _gradients(task: Task, model: State, batch: Batch) -> tuple[dict[str, Tensor | None], Tensor]:
+def gradients_at(task: Task, model: State, batch: Batch) -> tuple[dict[str, Tensor | None], Tensor]:
     found: dict[str, Tensor | None] = {}
     _, after = gradients_of(task.executor, model, batch, task.accumulate, found.__setitem__)
     return found, after.random
 
 
-def _add(total: dict[str, Tensor | None], found: Mapping[str, Tensor | None], weight: float) -> None:
+def add_weighted(total: dict[str, Tensor | None], found: Mapping[str, Tensor | None], weight: float) -> None:
     for name, gradient in found.items():
         before = total.get(name)
         weighted = None if gradient is None else gradient * weight
@@ -125,7 +152,7 @@ def compare_traces(ranks: Sequence[Trace], reference: Trace, tolerance: float = 
         for name, expected in reference[step].items():
             found = ranks[0][step][name]
             is_bitwise = is_bitwise and torch.equal(found, expected)
-            error, where = _error(found, expected)
+            error, where = relative_error(found, expected)
             largest = max(largest, error)
             if not error <= tolerance:
                 finding = f"after step {step + 1}, {name}{where} is off by {error:.3g} of its largest value"
@@ -139,7 +166,7 @@ def _first_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor
     return next((name for name, tensor in expected.items() if not torch.equal(found[name], tensor)), None)
 
 
-def _error(found: Tensor, expected: Tensor) -> tuple[float, str]:
+def relative_error(found: Tensor, expected: Tensor) -> tuple[float, str]:
     """The largest difference over the largest value, and the index where it is."""
     if expected.numel() == 0:
         return 0.0, ""
@@ -150,16 +177,16 @@ def _error(found: Tensor, expected: Tensor) -> tuple[float, str]:
     return float(difference.flatten()[position]) / scale, str(where)
 
 
-def _before_the_end(task: Task, num_steps: int) -> SamplerState:
+def place_before_the_end(task: Task, num_steps: int) -> SamplerState:
     """A place from which the steps take in the short last batch of an epoch and the first of the next."""
     first = max(0, task.sampler.num_batches - max(1, num_steps - 1))
     return SamplerState(0, first * task.sampler.batch_size)
 
 
-def _random_of(seed: int, rank: int) -> Tensor:
+def random_of(seed: int, rank: int) -> Tensor:
     return torch.Generator().manual_seed(derive_seed(seed, f"dropout/{rank}")).get_state()
 
 
-def _copy(parameters: Mapping[str, Tensor], optimizer: OptimizerState) -> dict[str, Tensor]:
+def copy_of(parameters: Mapping[str, Tensor], optimizer: OptimizerState) -> dict[str, Tensor]:
     slots = {f"{name} ({slot})": tensor for name, own in optimizer.slots.items() for slot, tensor in own.items()}
     return {name: tensor.detach().clone() for name, tensor in {**parameters, **slots}.items()}

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from weft.distributed.secret import make_secret, write_secret
 from weft.engines.program import INTERRUPTED, Failure, Program, has_result, read_failure, read_result
 from weft.errors import RankFailedError, TrainingError
 
@@ -53,6 +54,7 @@ def run_ranks(program: Program, num_ranks: int, *, silent: bool = False) -> list
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         program.write(folder)
+        write_secret(folder, make_secret())
         for rank in range(num_ranks):
             ranks.append(_start(folder, rank, num_ranks, silent))
         with _use_passed_on_interrupt(ranks):

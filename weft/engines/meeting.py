@@ -19,7 +19,7 @@ from weft.distributed.group.watch import Store
 from weft.engines.place import Place
 from weft.errors import UsageError, nearest
 
-__all__ = ["Kind", "meet"]
+__all__ = ["Kind", "meet", "open_notes"]
 
 Kind = Literal["auto", "solo", "shared_memory", "torch", "mpi", "hierarchical"]
 
@@ -134,6 +134,11 @@ def _open_store(place: Place, timeout: float, generation: int) -> Store:
     store.set_timeout(timedelta(seconds=timeout))
     prefixed: Store = _c10d.PrefixStore(f"weft/{generation}", store)
     return prefixed
+
+
+def open_notes(place: Place, timeout: float) -> Any:
+    """A store of torch.distributed that all ranks of this place reach, for what is not a group's."""
+    return _c10d.PrefixStore("notes", _open_store(place, timeout, 0))
 
 
 def _open_torchrun_store(place: Place, timeout: float) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from weft.distributed.consistency.proof import compare_replicas, first_step_of, steps_needed, trace_replicas
 from weft.distributed.placement import carry_out
 from weft.distributed.proof import Proof, Trace, compare_traces, trace_ranks, trace_reference
 from weft.engines.local import run_ranks, threads_per_rank
@@ -23,15 +24,26 @@ __all__ = ["prove", "trace_rank"]
 
 
 def prove(recipe: Recipe, *, seed: int = 0, num_steps: int = 5, tolerance: float = 1e-5) -> Proof:
-    """Train some steps of the recipe on the ranks of its plan and on one, and compare every parameter after each."""
+    """Train some steps of the recipe on the ranks of its plan and on one, and compare every parameter after each.
+
+    Of a relaxed plan every rank is compared with its replica in the equations of the plan's consistency, for at least
+    as many steps as show two meetings.
+    """
     check_recipe(recipe)
     plan = parse_plan(recipe.mutable.plan)
+    choice, is_relaxed = plan.consistency, plan.consistency.name != "sync"
+    num_steps = steps_needed(choice, num_steps) if is_relaxed else num_steps
     with tempfile.TemporaryDirectory(prefix="weft-proof-") as folder:
         arguments = {"recipe": recipe.to_dict(), "folder": folder, "seed": seed, "num_steps": num_steps}
+        arguments["first_step"] = first_step_of(choice) if is_relaxed else 0
         run_ranks(Program("weft.engines.proving:trace_rank", arguments), plan.num_ranks)
         traces = [_read_trace(Path(folder), rank, num_steps) for rank in range(plan.num_ranks)]
     with use_determinism(), use_threads(threads_per_rank(plan.num_ranks)):
-        reference = trace_reference(recipe, build_splits(recipe), seed, num_steps, plan.num_ranks)
+        splits = build_splits(recipe)
+        if is_relaxed:
+            references = trace_replicas(recipe, splits, seed, num_steps, plan.num_ranks, choice)
+            return compare_replicas(traces, references, tolerance)
+        reference = trace_reference(recipe, splits, seed, num_steps, plan.num_ranks)
     return compare_traces(traces, reference, tolerance)
 
 
@@ -46,14 +58,14 @@ def use_threads(num_threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def trace_rank(recipe: dict[str, object], folder: str, seed: int, num_steps: int) -> None:
+def trace_rank(recipe: dict[str, object], folder: str, seed: int, num_steps: int, first_step: int) -> None:
     """The rank program of a proof: leaves this rank's trace in the folder."""
     chosen = Recipe.from_dict(recipe)
     group = meet(find_place())
     try:
         replicas = carry_out(parse_plan(chosen.mutable.plan), group)
         with use_determinism():
-            trace = trace_ranks(chosen, build_splits(chosen), seed, num_steps, replicas)
+            trace = trace_ranks(chosen, build_splits(chosen), seed, num_steps, replicas, first_step)
         for step, parameters in enumerate(trace):
             save_file(parameters, _trace_file(Path(folder), group.rank, step))
     finally:

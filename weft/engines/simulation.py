@@ -5,17 +5,22 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import cast
 
 from weft.distributed.collectives import AlgorithmChoice, AlgorithmName
+from weft.distributed.group.faulty import Fault
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.virtual import TEN_GIGABIT, Span, run_virtual
 from weft.distributed.placement import carry_out
 from weft.engines.computation import ComputeModel, charge_task, spread_evenly
+from weft.engines.pace import Pace
 from weft.engines.proving import use_threads
+from weft.engines.stragglers import Straggler, check_ranks, slowness
 from weft.engines.timing import measure_computation
-from weft.errors import UsageError
+from weft.errors import PeerLostError, TrainingError, UsageError
 from weft.metrics.record import RunRecord
+from weft.metrics.record_file import write_record
 from weft.metrics.run_folder import RunFolder
 from weft.planning.network import NetworkModel
 from weft.specs import Plan, parse_plan
@@ -25,7 +30,7 @@ from weft.training.build import build_splits, build_task, check_recipe
 from weft.training.datasets import Splits
 from weft.training.events import Listener
 from weft.training.recipe import Recipe
-from weft.training.run import run_recipe
+from weft.training.run import mark_failed, run_recipe
 from weft.training.surroundings import Surroundings
 
 __all__ = ["Simulation", "simulate"]
@@ -47,6 +52,7 @@ class Simulation:
     num_messages: int
     num_events: int
     real_seconds: float
+    idle_shares: tuple[float, ...]  # of each rank's time in training, a mean over the seeds
     trace: tuple[Span, ...] = ()
 
     @property
@@ -61,6 +67,8 @@ def simulate(
     seeds: Sequence[int] = (0,),
     network: NetworkModel = TEN_GIGABIT,
     compute: ComputeModel | float | None = None,
+    stragglers: Sequence[Straggler] = (),
+    faults: Sequence[Fault] = (),
     listeners: Sequence[Listener] = (),
     trace: bool = False,
 ) -> Simulation:
@@ -70,43 +78,52 @@ def simulate(
 
     Args:
         compute: what a rank's computation costs, or the seconds of one step; measured here and now if not given.
+        stragglers: what makes steps slower, drawn for each seed, rank and step.
+        faults: what befalls ranks at which moment of virtual time.
         trace: keep what every rank and its network side did when.
+
+    Raises:
+        PeerLostError: a rank was lost that its plan cannot do without; the record says so too.
     """
     check_recipe(recipe)
     plan = parse_plan(recipe.mutable.plan)
     try:
+        check_ranks(stragglers, plan.num_ranks)
         splits = build_splits(recipe)
         model = compute if isinstance(compute, ComputeModel) else _model_of(recipe, splits, plan, compute)
     except UsageError:  # nothing has begun, so nothing stays
         folder.discard()
         raise
 
-    def program(group: AbstractGroup) -> RunRecord:
-        surroundings = Surroundings(
-            now=group.clock.now,
-            load=lambda _recipe: splits,
-            prepare=lambda task: charge_task(task, model, group.clock),
-            clock_rules=clock_rules(network, model),
-            is_virtual=True,
-        )
-        replicas = carry_out(_over_messages(plan), group, buffers=recipe.mutable.buffers)
-        return run_recipe(
-            recipe, folder=folder, seeds=seeds, listeners=listeners, replicas=replicas, surroundings=surroundings
-        )
-
+    program = _RankProgram(
+        recipe=recipe,
+        splits=splits,
+        seeds=seeds,
+        network=network,
+        compute=model,
+        stragglers=stragglers,
+        folder=folder,
+        listeners=listeners,
+    )
     began = time.perf_counter()
     # Ranks share the switches of the process: set here, they are found and left as they are by every rank.
-    with use_determinism(), use_threads(1), use_one_core():
+    with use_determinism(), use_threads(1), use_one_core(), _use_failed_record(folder):
         result = run_virtual(
             program,
             plan.num_ranks,
             network=network,
             choice=choice_of(plan, network),
+            faults=faults,
             timeout=TIMEOUT_SECONDS,
             trace=trace,
         )
+        if result.results[0] is None:
+            raise PeerLostError("rank 0 is lost, and the result with it (rank: 0, it died); start again", 0)
+    idle = [found[1] for found in result.results if found is not None]
+    record = _with_idle(result.results[0][0], idle)
+    write_record(folder.path, record)
     return Simulation(
-        record=result.results[0],
+        record=record,
         num_ranks=plan.num_ranks,
         network=network,
         compute=model,
@@ -115,8 +132,65 @@ def simulate(
         num_messages=result.num_messages,
         num_events=result.num_events,
         real_seconds=time.perf_counter() - began,
+        idle_shares=tuple(fmean(shares) for shares in idle),
         trace=result.trace,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RankProgram:
+    """What every virtual rank runs: the recipe, at its own pace."""
+
+    recipe: Recipe
+    splits: Splits
+    seeds: Sequence[int]
+    network: NetworkModel
+    compute: ComputeModel
+    stragglers: Sequence[Straggler]
+    folder: RunFolder
+    listeners: Sequence[Listener]
+
+    def __call__(self, group: AbstractGroup) -> tuple[RunRecord, list[float]]:
+        """The record, and of each training the share of its time that this rank was idle."""
+        pace = Pace(group.clock, lambda seed, step: slowness(self.stragglers, seed, group.rank, step), self.seeds)
+        surroundings = Surroundings(
+            now=group.clock.now,
+            load=lambda _recipe: self.splits,
+            prepare=lambda task: charge_task(task, self.compute, pace),
+            listen=pace.listen,
+            clock_rules=clock_rules(self.network, self.compute, self.stragglers),
+            is_virtual=True,
+        )
+        plan = _over_messages(parse_plan(self.recipe.mutable.plan))
+        replicas = carry_out(plan, group, buffers=self.recipe.mutable.buffers)
+        record = run_recipe(
+            self.recipe,
+            folder=self.folder,
+            seeds=self.seeds,
+            listeners=self.listeners,
+            replicas=replicas,
+            surroundings=surroundings,
+        )
+        return record, pace.idle_shares
+
+
+@contextmanager
+def _use_failed_record(folder: RunFolder) -> Iterator[None]:
+    """Whichever rank's error ends the run, the record says that it failed."""
+    try:
+        yield
+    except TrainingError as error:
+        mark_failed(folder, error)
+        raise
+
+
+def _with_idle(record: RunRecord, idle: Sequence[Sequence[float]]) -> RunRecord:
+    """The record with the share of their time that ranks waited: the mean as a value, every rank's as a series."""
+    repetitions = []
+    for repetition, shares in zip(record.repetitions, zip(*idle, strict=True), strict=True):
+        values = {**repetition.values, "idle_share": fmean(shares)}
+        repetitions.append(replace(repetition, values=values, series={**repetition.series, "idle_share": shares}))
+    return replace(record, repetitions=tuple(repetitions))
 
 
 @contextmanager
@@ -134,12 +208,13 @@ def use_one_core() -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def clock_rules(network: NetworkModel, compute: ComputeModel) -> str:
+def clock_rules(network: NetworkModel, compute: ComputeModel, stragglers: Sequence[Straggler] = ()) -> str:
     """What the times of a simulated run mean, in words."""
+    slow = f"; {', '.join(map(str, stragglers))}" if stragglers else ""
     inside = f" ({network.inside.alpha:g} s and {network.inside.beta:g} s/B inside a host)" if network.inside else ""
     return (
         "time is virtual and starts when the ranks do; nothing is saved on the way; a message takes "
-        f"{network.between.alpha:g} s and {network.between.beta:g} s/B{inside}, computation {compute}"
+        f"{network.between.alpha:g} s and {network.between.beta:g} s/B{inside}, computation {compute}{slow}"
     )
 
 

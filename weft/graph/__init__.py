@@ -1,48 +1,72 @@
 """Level 1: the training step, and what executes it."""
 
+from weft.graph.blame import Difference, first_difference, relative_error
 from weft.graph.capture import Step, capture
 from weft.graph.drawing import svg_of
 from weft.graph.eager import EagerExecutor
 from weft.graph.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
 from weft.graph.extension import extend, grad, replace_gradient, update_state
+from weft.graph.fusion import fuse, regions_of, unfuse
 from weft.graph.generated import GraphExecutor, inference_step, training_step
 from weft.graph.graph import Graph, Operator, Variable
-from weft.graph.program import Program
+from weft.graph.loops import draw_schedule, loop
+from weft.graph.profile import KindProfile, OperatorProfile, Profile, profile_of
+from weft.graph.program import AbstractProgram, Program
 from weft.graph.reference import ReferenceExecutor
-from weft.graph.rewrites import EXACT, Rule, rewrite
+from weft.graph.rewrites import EXACT, REASSOCIATING, Rule, rewrite
 from weft.graph.saved import load_graph, save_graph
+from weft.graph.sizes import Condition, Size
+from weft.graph.tape import TapeProgram, Timed
 from weft.graph.text import text_of
 from weft.graph.validity import check_graph, check_pass, check_shapes
 
 __all__ = [
     "EXACT",
+    "REASSOCIATING",
     "AbstractExecutor",
+    "AbstractProgram",
+    "Condition",
+    "Difference",
     "EagerExecutor",
     "GradientSink",
     "Graph",
     "GraphExecutor",
+    "KindProfile",
     "Loss",
     "Operator",
+    "OperatorProfile",
     "Outputs",
+    "Profile",
     "Program",
     "ReferenceExecutor",
     "Rule",
+    "Size",
     "State",
     "Step",
+    "TapeProgram",
+    "Timed",
     "Variable",
     "capture",
     "check_graph",
     "check_pass",
     "check_shapes",
+    "draw_schedule",
     "extend",
+    "first_difference",
+    "fuse",
     "grad",
     "inference_step",
     "load_graph",
+    "loop",
+    "profile_of",
+    "regions_of",
+    "relative_error",
     "replace_gradient",
     "rewrite",
     "save_graph",
     "svg_of",
     "text_of",
     "training_step",
+    "unfuse",
     "update_state",
 ]

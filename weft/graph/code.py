@@ -11,16 +11,16 @@ from typing import Any
 
 from torch import fx
 
+from weft.errors import GraphError
+from weft.graph.calls import MINDS_GRAD_MODE
+from weft.graph.fusion import region_of
 from weft.graph.graph import Graph, name_of
 from weft.graph.literals import literal
 from weft.graph.structure import paths_of
 
 __all__ = ["source_of"]
 
-# The forward of mkldnn's LSTM keeps a workspace for its backward in grad mode only, and computes otherwise without.
-_MINDS_GRAD_MODE = ("aten.mkldnn_rnn_layer.default",)
-
-_RESERVED = {"below_autograd", "constants", "copy", "inputs", "own", "sink", "step", "torch"}
+_RESERVED = {"below_autograd", "compiled", "constants", "copy", "inputs", "own", "sink", "step", "torch"}
 
 _HEADER = '''"""A training step, generated from its graph: for reading and for stepping through with a debugger."""
 
@@ -31,14 +31,19 @@ import torch
 def source_of(graph: Graph, sunk: str = "") -> str:
     """The text of a module with a function `step(inputs, sink)`: values of the placeholders in, list of results out.
 
-    The module is to be given `own(tensor)`, which copies what others hold, `copy(tensor)`, `below_autograd(operator)`
-    and `constants` by name.
+    The module is to be given `own(tensor)`, which copies what others hold, `copy(tensor)`, `below_autograd(operator)`,
+    `compiled(region)` by name, and `constants` by name.
 
     Args:
         sunk: a part of the outputs; its results are handed to `sink(path, tensor)`, and None is returned for them.
     """
     used = sorted({_alias(node) for node in graph.nodes.nodes if _is_operator(node)})
-    writer = _Writer(graph, _sinking(graph, sunk), _names(graph, _RESERVED | {alias for alias, _ in used}))
+    taken = _RESERVED | {alias for alias, _ in used}
+    if clash := taken & graph.sizes.keys():
+        raise GraphError(
+            f"a size has a name that generated code needs ({', '.join(clash)}); give it another in dynamic"
+        )
+    writer = _Writer(graph, _sinking(graph, sunk), _names(graph, taken | graph.sizes.keys()))
     lines = [f"{alias} = {bound}" for alias, bound in used]
     lines += ["", "", "def step(inputs, sink):", *(f"    {line}" for line in writer.body())]
     return "\n".join([_HEADER, *lines, ""])
@@ -47,11 +52,12 @@ def source_of(graph: Graph, sunk: str = "") -> str:
 def _names(graph: Graph, taken: set[str]) -> dict[fx.Node, str]:
     """Names of nodes as variables, none of which hides a name that the code uses."""
     names: dict[fx.Node, str] = {}
+    taken = set(taken)
     for node in graph.nodes.nodes:
         name = node.name
         while name in taken:
             name += "_"
-        taken = taken | {name}
+        taken.add(name)
         names[node] = name
     return names
 
@@ -90,7 +96,10 @@ class _Writer:
         dying = _last_uses(self._graph, self._sinking)
         roles = {made.node: made.role for made in self._graph.operators}
         part = ""
-        yield f"[{', '.join(map(self._literal, self._graph.placeholders))}] = inputs"
+        placeholders = self._graph.placeholders
+        yield f"[{', '.join(map(self._literal, placeholders))}] = inputs"
+        for name, (place, dim) in self._graph.sizes.items():
+            yield f"{name} = {self._literal(placeholders[place])}.shape[{dim}]"
         for node in self._graph.nodes.nodes:
             if node.op == "get_attr":
                 yield f"{self._literal(node)} = constants[{node.target!r}]"
@@ -147,6 +156,9 @@ def _alias(node: fx.Node) -> tuple[str, str]:
     """`("aten_mm", "torch.ops.aten.mm.default")`."""
     dotted = str(node.target)
     alias = name_of(node.target).replace(".", "_")
-    if dotted in _MINDS_GRAD_MODE and node.meta.get("in_grad_mode", False):
+    if dotted in MINDS_GRAD_MODE and node.meta.get("in_grad_mode", False):
         return f"{alias}_for_backward", f"below_autograd(torch.ops.{dotted})"
+    region = region_of(node.target)
+    if region is not None:
+        return f"region_{region.name}", f"compiled({region.name!r})"
     return alias, f"torch.ops.{dotted}"

@@ -3,6 +3,7 @@
 Numbers, text, true, false, null and lists stand for themselves; the rest is an object of one key:
     {"node": "mm"}   {"float": "inf"}   {"complex": [0.0, 1.0]}   {"dict": {"alpha": 2}}   {"tuple": [...]}
     {"dtype": "float32"}   {"device": "cpu"}   {"layout": "strided"}   {"memory_format": "contiguous_format"}
+    {"size": ["mul", 2, {"size": ["name", "batch"]}]}
 """
 
 import math
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor, fx
 
 from weft.errors import CorruptFileError, GraphError
+from weft.graph.sizes import Condition, Size, resolved, shape_of, strides_of
 from weft.graph.structure import Tree
 
-__all__ = ["decode", "decode_tree", "decode_value", "encode", "encode_value"]
+__all__ = ["decode", "decode_condition", "decode_tree", "decode_value", "encode", "encode_condition", "encode_value"]
 
 _TORCH_KINDS = {
     "dtype": torch.dtype,
@@ -42,6 +44,8 @@ def encode(value: Any) -> Any:
     for kind, wanted in _TORCH_KINDS.items():
         if isinstance(value, wanted):
             return {kind: str(value).removeprefix("torch.")}
+    if isinstance(value, Size):
+        return {"size": [value.kind, *(encode(part) for part in value.parts)]}
     if isinstance(value, tuple):
         return {"tuple": [encode(item) for item in value]}
     if isinstance(value, list):
@@ -68,6 +72,8 @@ def decode(value: Any, nodes: Mapping[str, fx.Node]) -> Any:
         return torch.device(content)
     if kind in _TORCH_KINDS:
         return _constant_of_torch(kind, content)
+    if kind == "size":
+        return Size(content[0], tuple(decode(part, {}) for part in content[1:]))
     if kind == "tuple":
         return tuple(decode(item, nodes) for item in content)
     if kind == "dict":
@@ -86,19 +92,30 @@ def encode_value(value: Any) -> Any:
     """Shape, strides, type and device of a tensor, or of each of several."""
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
-        return {"shape": list(value.shape), "stride": list(value.stride()), "dtype": dtype, "device": str(value.device)}
+        shape, strides = (encode(list(part)) for part in (shape_of(value), strides_of(value)))
+        return {"shape": shape, "stride": strides, "dtype": dtype, "device": str(value.device)}
     return [encode_value(item) for item in value] if isinstance(value, (tuple, list)) else None
 
 
-def decode_value(value: Any, mode: Any) -> Any:
-    """A tensor without values, as `mode` makes them."""
+def decode_value(value: Any, mode: Any, sizes: Mapping[str, Any]) -> Any:
+    """A tensor without values, as `mode` makes them, whose named sizes are these symbols."""
     if isinstance(value, list):
-        return [decode_value(item, mode) for item in value]
+        return [decode_value(item, mode, sizes) for item in value]
     if value is None:
         return None
     dtype = _constant_of_torch("dtype", value["dtype"])
+    shape, strides = (resolved(decode(value[key], {}), sizes) for key in ("shape", "stride"))
     with mode:
-        return torch.empty_strided(value["shape"], value["stride"], dtype=dtype, device=value["device"])
+        return torch.empty_strided(shape, strides, dtype=dtype, device=value["device"])
+
+
+def encode_condition(condition: Condition) -> Any:
+    return [condition.relation, encode(condition.left), encode(condition.right), condition.line]
+
+
+def decode_condition(value: Any) -> Condition:
+    relation, left, right, line = value
+    return Condition(relation, decode(left, {}), decode(right, {}), str(line))
 
 
 def _constant_of_torch(kind: str, name: str) -> Any:

@@ -14,16 +14,17 @@ import torch
 from torch import Tensor, fx
 
 from weft.errors import GraphError, nearest
-from weft.graph.capture import Origin, capture_noting
+from weft.graph.capture import capture_noting
+from weft.graph.dynamic import example_of, names_of
 from weft.graph.graph import Graph
+from weft.graph.recording import lifted
 from weft.graph.replay import replay
 from weft.graph.rewrites import remove_dead
 from weft.graph.structure import fill, paths_of, pick, relabel
+from weft.graph.tracing import Origin
 from weft.graph.validity import check_graph
 
 __all__ = ["extend", "grad", "replace_gradient", "update_state"]
-
-aten = torch.ops.aten
 
 Addition = Callable[["Values"], Mapping[str, Any]]
 
@@ -147,23 +148,17 @@ def _traced_again(graph: Graph, after: Callable[[fx.Node, Any], Any], addition: 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
         inputs = pick(graph.arguments, {"state": state, "batch": batch}, len(likes))
         with torch.enable_grad():
-            values = replay(graph.nodes, inputs, constant, before=origin.follow, after=after)
+            values = replay(graph.nodes, inputs, lifted(graph.constants), before=origin.follow, after=after)
             origin.follow(None)
             added = addition(Values(graph, values))
         filled = fill(graph.results, values[graph.nodes.output_node()])
         return _merged(filled["outputs"], added), filled["state"]
 
-    def constant(name: str) -> Tensor:
-        value: Tensor = aten.lift_fresh.default(graph.constants[name])  # as torch.tensor does inside a step
-        return value
-
-    likes = [_empty_like(node.meta["val"]) for node in graph.placeholders]
+    fakes = [node.meta["val"] for node in graph.placeholders]
+    likes = [example_of(fake) for fake in fakes]
     given = fill(graph.arguments, likes)
-    return capture_noting(step, given["state"], given["batch"], origin.note)
-
-
-def _empty_like(fake: Tensor) -> Tensor:
-    return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+    dynamic = {path: names for path, leaf in paths_of(graph.arguments) if (names := names_of(fakes[leaf]))}
+    return capture_noting(step, given["state"], given["batch"], origin.note, dynamic or None)
 
 
 def _merged(outputs: Any, added: Mapping[str, Any]) -> Any:

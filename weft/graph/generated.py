@@ -1,43 +1,62 @@
 """The graph executor: the step captured once for each shape of batch, and run as generated Python."""
 
-from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from weft.graph.capture import Step, capture
+from weft.graph.capture import capture
 from weft.graph.eager import EagerExecutor
 from weft.graph.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
-from weft.graph.program import Program
+from weft.graph.fusion import fuse
+from weft.graph.graph import Graph
+from weft.graph.latest import Latest
+from weft.graph.module_steps import Update, inference_step, training_step
+from weft.graph.planned import Arena, PlannedProgram, Terms
+from weft.graph.program import AbstractProgram, MakeProgram
 from weft.graph.rewrites import rewrite
 from weft.graph.structure import fill, pick
+from weft.graph.whole_step import WholeStep
 from weft.specs import Batch
 
-__all__ = ["GraphExecutor", "inference_step", "training_step"]
+__all__ = ["GraphExecutor"]
 
 _NUM_KEPT = 8  # programs: a few shapes of batch, for training and for inference
 
 
 class GraphExecutor(AbstractExecutor):
-    """Computes the bits of the eager executor, from graphs.
+    """Computes from graphs: with the programs it makes by default, the bits of the eager executor.
 
     A graph is captured when a batch of a new shape comes (the last one of an epoch may be smaller), for training and
     for inference apart; the latest few are kept.
 
     Args:
+        autocast: the type in which matrix products are computed, by torch's rules (bfloat16 on CPU); None is as it is.
+        fused: compile element-wise parts of the graph by Inductor; they may round differently.
         folder: where the generated code is kept; by default a folder of the user's cache.
+        make_program: what runs a graph; by default generated Python.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss, *, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        *,
+        autocast: torch.dtype | None = None,
+        fused: bool = False,
+        folder: Path | None = None,
+        make_program: MakeProgram | None = None,
+    ) -> None:
         self._module = module
         self._loss = loss
-        self._folder = folder
-        self._eager = EagerExecutor(module, loss)  # holds the module's own tensors, and can find a bad one
-        self._programs: OrderedDict[Hashable, Program] = OrderedDict()
+        self._autocast = autocast
+        self._make_program = make_program or _planner(fused, folder)
+        self._has_plan = make_program is None
+        self._fused, self._folder = fused, folder
+        self._eager = EagerExecutor(module, loss, autocast=autocast)  # has the module's tensors, and can find a bad one
+        self._programs = Latest[AbstractProgram](_NUM_KEPT)
 
     def initial_state(self) -> State:
         return self._eager.initial_state()
@@ -55,21 +74,25 @@ class GraphExecutor(AbstractExecutor):
     def first_bad_tensor(self, state: State, batch: Batch) -> str | None:
         return self._eager.first_bad_tensor(state, batch)
 
-    def program(self, state: State, batch: Batch, *, is_training: bool = True) -> Program:
+    def program(self, state: State, batch: Batch, *, is_training: bool = True) -> AbstractProgram:
         """What runs for a batch of this shape; captured now if it has not been."""
-        tensors, data = _plain(state, batch)
         leaves = (*state.parameters.values(), *state.buffers.values(), *batch.inputs, *batch.targets)
         key = is_training, len(batch.inputs), tuple((t.shape, t.stride(), t.dtype, t.device) for t in leaves)
-        if key in self._programs:
-            self._programs.move_to_end(key)
-            return self._programs[key]
+        return self._programs.get(key, lambda: self._captured(state, batch, is_training))
+
+    def whole_step(self, update: Update) -> WholeStep | None:
+        """The step with its update in one graph; None for an executor whose programs cannot write in place."""
+        if not self._has_plan:
+            return None
+        return WholeStep(
+            self._module, self._loss, update, autocast=self._autocast, fused=self._fused, folder=self._folder
+        )
+
+    def _captured(self, state: State, batch: Batch, is_training: bool) -> AbstractProgram:
         self._module.train(is_training)
         make_step = training_step if is_training else inference_step
-        graph = rewrite(capture(make_step(self._module, self._loss), tensors, data))
-        self._programs[key] = Program(graph, sunk="gradients", folder=self._folder)
-        if len(self._programs) > _NUM_KEPT:
-            self._programs.popitem(last=False)
-        return self._programs[key]
+        step = make_step(self._module, self._loss, autocast=self._autocast)
+        return self._make_program(rewrite(capture(step, *_plain(state, batch))), "gradients")
 
     def _run(
         self, state: State, batch: Batch, sink: GradientSink, *, is_training: bool
@@ -81,51 +104,19 @@ class GraphExecutor(AbstractExecutor):
         results, random = program.run(inputs, sink, state.random)
         filled = fill(graph.results, results)
         assert random is not None
-        return filled["outputs"], State(state.parameters, filled["state"]["buffers"], random)
+        buffers = state.buffers if self._has_plan else filled["state"]["buffers"]  # a plan writes over them
+        return filled["outputs"], State(state.parameters, buffers, random)
 
 
-def training_step(module: nn.Module, loss: Loss) -> Step:
-    """Loss, predictions and gradients by name, as a step that `capture` takes.
+def _planner(fused: bool, folder: Path | None) -> MakeProgram:
+    """Programs that reuse one piece of memory, and write running statistics over the old ones as modules do."""
+    arena = Arena()
 
-    The state is `{"parameters", "buffers"}`, the batch `{"inputs", "targets"}`. A gradient has the strides of its
-    parameter, as autograd would accumulate it; names of parameters that have none are listed under `unused`.
-    """
-    trainable = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    def make(graph: Graph, sunk: str) -> AbstractProgram:
+        terms = Terms(kept=("state.parameters",), replaced=("state.buffers",), sunk=sunk)
+        return PlannedProgram(fuse(graph) if fused else graph, terms, arena=arena, folder=folder)
 
-    def step(state: Any, batch: Any) -> tuple[Any, Any]:
-        parameters = {name: tensor.detach() for name, tensor in state["parameters"].items()}
-        wanted = [parameters[name].requires_grad_() for name in trainable]
-        with torch.enable_grad():
-            predictions = functional_call(module, (parameters, state["buffers"]), tuple(batch["inputs"]))
-            value = loss(predictions, *batch["targets"])
-            gradients = torch.autograd.grad(value, wanted, allow_unused=True)
-        found = {n: g for n, g in zip(trainable, gradients, strict=True) if g is not None}
-        outputs = {
-            "loss": value.detach(),
-            "predictions": predictions.detach(),
-            "gradients": {name: _laid_out(gradient, parameters[name]) for name, gradient in found.items()},
-            "unused": [name for name in trainable if name not in found],
-        }
-        return outputs, state
-
-    return step
-
-
-def inference_step(module: nn.Module, loss: Loss) -> Step:
-    """Loss and predictions; the state stays as it is."""
-
-    def step(state: Any, batch: Any) -> tuple[Any, Any]:
-        with torch.no_grad():
-            predictions = functional_call(module, (state["parameters"], state["buffers"]), tuple(batch["inputs"]))
-            return {"loss": loss(predictions, *batch["targets"]), "predictions": predictions}, state
-
-    return step
-
-
-def _laid_out(gradient: Tensor, parameter: Tensor) -> Tensor:
-    if gradient.stride() == parameter.stride():
-        return gradient.detach()
-    return torch.empty_like(parameter, requires_grad=False).copy_(gradient.detach())
+    return make
 
 
 def _plain(state: State, batch: Batch) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

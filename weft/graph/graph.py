@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from weft.graph.roles import roles_of
+from weft.graph.sizes import Condition, Size, places_of, shape_of
 from weft.graph.structure import Tree, paths_of
 
 __all__ = ["Graph", "Operator", "Role", "Variable", "is_random", "name_of"]
@@ -32,7 +33,7 @@ class Variable:
 
     name: str
     owner: "Operator | None"
-    shape: tuple[int, ...]
+    shape: tuple[int | Size, ...]
     dtype: torch.dtype | None  # None for what is no tensor
     role: Role
     path: str = ""  # of an input: `state.parameters.0.weight`
@@ -61,12 +62,14 @@ class Graph:
         arguments: where each placeholder stands in `(state, batch)`.
         results: where each item of the output tuple stands in `(outputs, state)`.
         constants: the values of the get_attr nodes, by name.
+        conditions: what must hold of named sizes.
     """
 
     nodes: fx.Graph = field(repr=False)
     arguments: Tree = field(repr=False)
     results: Tree = field(repr=False)
     constants: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    conditions: tuple[Condition, ...] = field(default=(), repr=False)
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -87,6 +90,11 @@ class Graph:
     def updates(self) -> dict[str, str]:
         """The variable that each place of the state becomes; one that stays as it is stands for itself."""
         return self._results_under("state")
+
+    @cached_property
+    def sizes(self) -> Mapping[str, tuple[int, int]]:
+        """Where the value of each named size comes from: place of an argument, dimension."""
+        return places_of([node.meta["val"] for node in self.placeholders])
 
     @cached_property
     def operators(self) -> tuple[Operator, ...]:
@@ -167,5 +175,5 @@ def _view_of(graph: Graph) -> tuple[tuple[Operator, ...], dict[str, Variable]]:
 def _variable(node: fx.Node, owner: Operator | None, role: Role, path: str = "") -> Variable:
     value = node.meta.get("val")
     if isinstance(value, Tensor):
-        return Variable(node.name, owner, tuple(value.shape), value.dtype, role, path)
+        return Variable(node.name, owner, shape_of(value), value.dtype, role, path)
     return Variable(node.name, owner, (), None, role, path)

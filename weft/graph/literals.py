@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from weft.graph.sizes import Size
+
 __all__ = ["literal"]
 
 
 def literal(value: Any, name: Callable[[fx.Node], str] = str) -> str:
-    """The source text of a node, a number, a torch constant, or a nested tuple or list of them.
+    """The source text of a node, a number, a named size, a torch constant, or a nested tuple or list of them.
 
     Args:
         name: what a node is called.
@@ -26,7 +28,7 @@ def literal(value: Any, name: Callable[[fx.Node], str] = str) -> str:
         return f"[{inside}]"  # operators take lists and tuples alike
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
-    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+    if isinstance(value, (Size, torch.dtype, torch.layout, torch.memory_format)):
         return str(value)
     if isinstance(value, torch.device):
         return f'torch.device("{value}")'

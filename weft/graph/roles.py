@@ -9,10 +9,10 @@ from typing import Literal
 
 from torch import fx
 
-__all__ = ["COLLECTIVE_NAMESPACES", "is_collective", "roles_of"]
+__all__ = ["COLLECTIVES", "is_collective", "roles_of"]
 
-COLLECTIVE_NAMESPACES = ("weft", "_c10d_functional")
-"""Namespaces of the operators that talk to other ranks."""
+COLLECTIVES = ("weft.all_reduce.", "weft.wait.", "_c10d_functional.")
+"""Beginnings of the names of operators that talk to other ranks."""
 
 CallRole = Literal["forward", "backward", "update", "communication"]
 
@@ -39,7 +39,7 @@ def roles_of(graph: fx.Graph, outputs: set[fx.Node]) -> dict[fx.Node, CallRole]:
 
 def is_collective(node: fx.Node) -> bool:
     """Whether the call talks to other ranks, which must all make it, in the same order."""
-    return getattr(node.target, "namespace", "") in COLLECTIVE_NAMESPACES
+    return str(node.target).startswith(COLLECTIVES)
 
 
 def _above(nodes: Iterable[fx.Node]) -> set[fx.Node]:

@@ -1,7 +1,7 @@
 """Saved graphs: a step without its Python code, as JSON and safetensors.
 
     step/
-      graph.json              version, arguments, results, nodes
+      graph.json              version, arguments, results, nodes, and the bodies of loops
       constants.safetensors   the tensors that the step holds
 
 Reading runs nothing that the file names except operators of a known list: no pickle, no eval, no import.
@@ -12,6 +12,7 @@ import json
 import operator
 import re
 from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,24 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as read_tensors
 from safetensors.torch import save as write_tensors
-from torch import Tensor, fx
+from torch import Tensor
 
 from weft.atomic import use_new_folder, write_json
 from weft.errors import CorruptFileError, GraphError
-from weft.graph.encoding import decode, decode_tree, decode_value, encode, encode_value
+from weft.graph.document import GRAPH_KEYS, check_keys, graph_from_json, graph_to_json
+from weft.graph.fusion import unfuse
 from weft.graph.graph import Graph
+from weft.graph.loops.registry import OPERATORS, bodies_in, find_body, hash_of_body, register_body
 from weft.graph.validity import check_graph
-from weft.torch_private import fake_mode
 
 __all__ = ["VERSION", "load_graph", "save_graph"]
 
-VERSION = 1
+VERSION = 2
+"""1: without named sizes and loops. It is read as a graph that has none."""
 
 _FORMAT = "weft graph"
-_KEYS = {"format", "version", "torch", "arguments", "results", "constants_sha256", "nodes"}
-_NODE_KEYS = {"name", "kind", "target", "args", "kwargs", "value", "is_backward", "in_grad_mode", "line"}
+_NEW_IN_2: Mapping[str, Any] = {"sizes": {}, "conditions": [], "bodies": {}}
+_KEYS = {"format", "version", "torch", "constants_sha256", "bodies", *GRAPH_KEYS}
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 # Beside those that PyTorch calls core. All are pure functions of tensors; none touches a file.
@@ -56,7 +59,7 @@ _KNOWN = frozenset(
 
 
 def save_graph(graph: Graph, folder: Path, *, also: Collection[str] = ()) -> None:
-    """Write a folder that `load_graph` reads, whole or not at all. It must not exist.
+    """Write a folder that `load_graph` reads, whole or not at all. It must not exist. Regions are saved unfused.
 
     Args:
         also: operators beside those of ATen, such as `("my_library.scale.default",)`.
@@ -66,19 +69,23 @@ def save_graph(graph: Graph, folder: Path, *, also: Collection[str] = ()) -> Non
     """
     if folder.exists():
         raise GraphError(f"folder exists ({folder}); choose another")
+    graph = unfuse(graph)
     check_graph(graph)
-    for node in graph.nodes.nodes:
-        if node.op == "call_function" and node.target is not operator.getitem:
-            _find_operator(str(node.target), also)
-    constants = write_tensors({name: tensor.detach().contiguous() for name, tensor in graph.constants.items()})
+    parts = {"": graph, **{key: find_body(key) for key in bodies_in(graph)}}
+    tensors: dict[str, Tensor] = {}
+    for key, part in parts.items():
+        for node in part.nodes.nodes:
+            if node.op == "call_function" and node.target is not operator.getitem:
+                _find_operator(str(node.target), also)
+        tensors |= {_name_in(key, name): tensor.detach().contiguous() for name, tensor in part.constants.items()}
+    constants = write_tensors(tensors)
     document = {
         "format": _FORMAT,
         "version": VERSION,
         "torch": str(torch.__version__),
-        "arguments": encode(graph.arguments),
-        "results": encode(graph.results),
         "constants_sha256": hashlib.sha256(constants).hexdigest(),
-        "nodes": [_node_to_json(node) for node in graph.nodes.nodes],
+        "bodies": {key: graph_to_json(part) for key, part in parts.items() if key},
+        **graph_to_json(graph),
     }
     with use_new_folder(folder) as scratch:
         (scratch / "constants.safetensors").write_bytes(constants)
@@ -102,10 +109,12 @@ def load_graph(folder: Path, *, also: Collection[str] = ()) -> Graph:
         raise CorruptFileError(f"saved graph cannot be read ({folder}: {error})") from error
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise CorruptFileError(f"not a saved graph ({folder})")
-    if document.get("version") != VERSION:
+    if document.get("version") not in (1, VERSION):
         found = document.get("version")
-        raise GraphError(f"saved graph is of another version ({folder}: {found}, known: {VERSION}); save it again")
-    _check_keys(document, _KEYS, folder)
+        raise GraphError(f"saved graph is of another version ({folder}: {found}, known: 1 to {VERSION}); save it again")
+    if document["version"] == 1 and not _NEW_IN_2.keys() & document.keys():
+        document |= _NEW_IN_2
+    check_keys(document, _KEYS, folder)
     if hashlib.sha256(constants).hexdigest() != document["constants_sha256"]:
         raise CorruptFileError(f"constants are not those of the saved graph ({folder}); copy the folder again")
     try:
@@ -117,47 +126,30 @@ def load_graph(folder: Path, *, also: Collection[str] = ()) -> Graph:
 
 
 def _from_document(
-    document: Mapping[str, Any], constants: Mapping[str, Tensor], also: Collection[str], folder: Path
+    document: Mapping[str, Any], tensors: Mapping[str, Tensor], also: Collection[str], folder: Path
 ) -> Graph:
-    nodes, mode = fx.Graph(), fake_mode()
-    known: dict[str, fx.Node] = {}
-    for item in document["nodes"]:
-        _check_keys(item, _NODE_KEYS, folder)
-        name, kind = item["name"], item["kind"]
-        if not _IDENTIFIER.fullmatch(name) or name in known:
-            raise CorruptFileError(f"not the name of a node, or one for the second time ({folder}: {name!r})")
-        if kind not in ("placeholder", "get_attr", "call_function", "output"):
-            raise GraphError(f"saved graph has a node of an unknown kind ({folder}: {kind!r})")
-        target = _find_target(item["target"], also) if kind == "call_function" else str(item["target"])
-        args, kwargs = decode(item["args"], known), decode(item["kwargs"], known)
-        node = nodes.create_node(kind, target, args, kwargs, name=name)
-        node.meta = {key: item[key] for key in ("is_backward", "in_grad_mode", "line")}
-        if kind != "output":
-            node.meta["val"] = decode_value(item["value"], mode)
-        known[name] = node
-    arguments, results = decode_tree(document["arguments"]), decode_tree(document["results"])
-    graph = Graph(nodes, arguments, results, constants)
-    check_graph(graph)
+    def read(key: str, part: Mapping[str, Any]) -> Graph:
+        constants = {name[len(_name_in(key, "")) :]: t for name, t in tensors.items() if _is_in(key, name)}
+        return graph_from_json(part, constants, partial(_find_operator, also=also), folder)
+
+    for key, part in document["bodies"].items():
+        check_keys(part, GRAPH_KEYS, folder)
+        body = read(key, part)
+        if hash_of_body(body) != key:
+            raise CorruptFileError(f"body of a loop is not the one that is meant ({folder}: {key}); save it again")
+        register_body(key, body)
+    graph = read("", document)
+    for key in bodies_in(graph):
+        find_body(key)
     return graph
 
 
-def _node_to_json(node: fx.Node) -> dict[str, Any]:
-    is_item = node.target is operator.getitem
-    return {
-        "name": node.name,
-        "kind": node.op,
-        "target": "getitem" if is_item else str(node.target),
-        "args": encode(node.args),
-        "kwargs": encode(dict(node.kwargs)),
-        "value": encode_value(node.meta.get("val")),
-        "is_backward": bool(node.meta.get("is_backward", False)),
-        "in_grad_mode": bool(node.meta.get("in_grad_mode", False)),
-        "line": str(node.meta.get("line", "")),
-    }
+def _name_in(body: str, name: str) -> str:
+    return f"{body}.{name}" if body else name
 
 
-def _find_target(dotted: str, also: Collection[str]) -> Any:
-    return operator.getitem if dotted == "getitem" else _find_operator(dotted, also)
+def _is_in(body: str, name: str) -> bool:
+    return name.startswith(f"{body}.") if body else "." not in name
 
 
 def _find_operator(dotted: str, also: Collection[str]) -> Any:
@@ -167,18 +159,12 @@ def _find_operator(dotted: str, also: Collection[str]) -> Any:
     if not all(map(_IDENTIFIER.fullmatch, (namespace, name, overload))):
         raise GraphError(f"not the name of an operator ({dotted!r})")
     packet: Any = None
-    if namespace == "aten" or dotted in also:
+    if namespace == "aten" or dotted in OPERATORS or dotted in also:
         packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None or overload not in packet.overloads():
         raise GraphError(f"operator is not known here ({dotted}); name it in also= if you trust the graph")
     assert packet is not None
     is_core = any(torch.Tag.core in getattr(packet, each).tags for each in packet.overloads())
-    if dotted not in also and name not in _KNOWN and not is_core:
+    if dotted not in also and dotted not in OPERATORS and name not in _KNOWN and not is_core:
         raise GraphError(f"operator is not one that a saved graph may call ({dotted}); name it in also=")
     return getattr(packet, overload)
-
-
-def _check_keys(item: Any, wanted: set[str], folder: Path) -> None:
-    if not isinstance(item, dict) or set(item) != wanted:
-        found = sorted(set(item) ^ wanted) if isinstance(item, dict) else item
-        raise CorruptFileError(f"saved graph lacks or has unknown keys ({folder}: {found})")

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from weft.graph.graph import Graph, Operator, Variable
 from weft.graph.literals import literal
+from weft.graph.sizes import SMALLEST
 
 __all__ = ["text_of", "type_of"]
 
@@ -44,6 +45,7 @@ def _lines(graph: Graph) -> Iterator[str]:
     for variable in graph.variables.values():
         if variable.owner is None:
             yield _row(variable.name, type_of(variable), variable.path or variable.role)
+    yield from _sizes(graph)
     part = ""
     for operator in graph.operators:
         if operator.role != part:
@@ -55,6 +57,15 @@ def _lines(graph: Graph) -> Iterator[str]:
         for path, name in results.items():
             if part == "outputs" or graph.variables[name].owner is not None:
                 yield f"  {'.'.join(filter(None, (part, path))):<24} = {name}"
+
+
+def _sizes(graph: Graph) -> Iterator[str]:
+    if graph.sizes:
+        yield "sizes"
+    for name, (place, dim) in graph.sizes.items():
+        yield _row(name, f"at least {SMALLEST}", f"{graph.placeholders[place].name}.shape[{dim}]")
+    for condition in graph.conditions:
+        yield _row("", "needs", f"{condition}  # {condition.line}")
 
 
 def _call(operator: Operator) -> Iterator[str]:

@@ -9,6 +9,8 @@ from torch import Tensor, fx
 
 from weft.errors import GraphError
 from weft.graph.graph import Graph, is_random
+from weft.graph.recording import runner_of
+from weft.graph.sizes import Size, resolved, sizes_in, spec_of
 from weft.graph.structure import paths_of
 from weft.torch_private import schema_of
 
@@ -16,7 +18,7 @@ __all__ = ["RULES", "check_graph", "check_pass", "check_shapes"]
 
 Rule = Callable[[Graph], Iterator[str]]
 
-_LITERALS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_LITERALS = (bool, int, float, complex, str, Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def check_graph(graph: Graph) -> None:
@@ -31,6 +33,8 @@ def check_pass(before: Graph, after: Graph) -> None:
     check_graph(after)
     if (before.arguments, before.results) != (after.arguments, after.results):
         raise GraphError("pass changed the arguments or the results of the graph")
+    if before.conditions != after.conditions:
+        raise GraphError("pass changed the conditions on the sizes of the graph")
     if _specs(before.placeholders) != _specs(after.placeholders):
         raise GraphError("pass changed the shape or type of an argument")
     if _specs(before.result_nodes) != _specs(after.result_nodes):
@@ -45,18 +49,22 @@ def check_shapes(graph: Graph) -> None:
 
     It asks every operator, so it takes about as long as a capture.
     """
+    likes = [node.meta["val"] for node in graph.placeholders]
+    sizes = {name: likes[place].shape[dim] for name, (place, dim) in graph.sizes.items()}
     for node in graph.nodes.nodes:
         if node.op != "call_function":
             continue
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+        args, kwargs = resolved((args, kwargs), sizes)
         modes = {value.fake_mode for value in _tensors((args, kwargs)) if hasattr(value, "fake_mode")}
         if len(modes) != 1:
             continue  # nothing but numbers: there is no shape to go by
-        with modes.pop():
-            made = node.target(*args, **kwargs)
-        if _spec(made) != _spec(node.meta["val"]):
+        (mode,) = modes
+        with mode:
+            made = runner_of(mode)(node.target, *args, **kwargs)
+        if spec_of(made) != spec_of(node.meta["val"]):
             raise GraphError(
-                f"graph is not valid (shape of {node.name}: {_spec(node.meta['val'])}, made: {_spec(made)})"
+                f"graph is not valid (shape of {node.name}: {spec_of(node.meta['val'])}, made: {spec_of(made)})"
             )
 
 
@@ -132,7 +140,7 @@ def _values(graph: Graph) -> Iterator[str]:
             value = graph.constants.get(str(node.target))
             if value is None or hasattr(value, "fake_mode"):
                 yield f"constant {node.target} has no value"
-            elif _spec(value) != _spec(node.meta.get("val")):
+            elif spec_of(value) != spec_of(node.meta.get("val")):
                 yield f"constant {node.target} is not of the shape or type noted"
 
 
@@ -155,24 +163,39 @@ def _new_state(graph: Graph) -> Iterator[str]:
     became: dict[int, tuple[str, fx.Node]] = {}
     for path in old.keys() & new.keys():
         before, after = placeholders[old[path]], nodes[new[path]]
-        if _spec(before.meta.get("val")) != _spec(after.meta.get("val")):
-            yield f"{path} changes (was: {_spec(before.meta['val'])}, becomes: {_spec(after.meta['val'])})"
+        if spec_of(before.meta.get("val")) != spec_of(after.meta.get("val")):
+            yield f"{path} changes (was: {spec_of(before.meta['val'])}, becomes: {spec_of(after.meta['val'])})"
         first, other = became.setdefault(old[path], (path, after))
         if other is not after:
             yield f"{first} and {path} are one tensor and become two"
 
 
-RULES: tuple[Rule, ...] = (_known_kinds, _order, _arguments, _calls, _signatures, _values, _results, _new_state)
+def _sizes(graph: Graph) -> Iterator[str]:
+    """A named size is a dimension of an argument."""
+    for node in graph.nodes.nodes:
+        for size in sizes_in((node.args, node.kwargs)):
+            if not size.names <= graph.sizes.keys():
+                yield f"{node.name} reads a size that no argument has ({size})"
+    for condition in graph.conditions:
+        if not condition.names <= graph.sizes.keys():
+            yield f"a condition is on a size that no argument has ({condition})"
 
 
-def _spec(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return tuple(value.shape), value.dtype
-    return [_spec(item) for item in value] if isinstance(value, (tuple, list)) else type(value).__name__
+RULES: tuple[Rule, ...] = (
+    _known_kinds,
+    _order,
+    _arguments,
+    _calls,
+    _signatures,
+    _values,
+    _results,
+    _new_state,
+    _sizes,
+)
 
 
 def _specs(nodes: Any) -> list[Any]:
-    return [_spec(node.meta["val"]) for node in nodes]
+    return [spec_of(node.meta["val"]) for node in nodes]
 
 
 def _tensors(value: Any) -> Iterator[Any]:

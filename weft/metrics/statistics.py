@@ -23,6 +23,7 @@ __all__ = [
     "Interval",
     "Summary",
     "count_warmup",
+    "mann_whitney_less_p",
     "mann_whitney_p",
     "median_interval",
     "olympic_mean",
@@ -168,11 +169,31 @@ def mann_whitney_p(a: Values, b: Values) -> float:
     first, second = _checked(a), _checked(b)
     if math.comb(len(first) + len(second), len(first)) > _MAX_ENUMERATED:
         return float(stats.mannwhitneyu(first, second).pvalue)
-    # scipy falls back to the asymptotic p where values are tied: 0.047 for [1, 1, 1] against [2, 2, 2], truly 0.1.
-    ranks = stats.rankdata(np.concatenate([first, second]))
-    observed = ranks[: len(first)].sum()
-    every_sum = np.array([sum(deal) for deal in combinations(ranks.tolist(), len(first))])
+    observed, every_sum = _rank_sums(first, second)
     return float(min(1.0, 2 * min(np.mean(every_sum <= observed), np.mean(every_sum >= observed))))
+
+
+def mann_whitney_less_p(a: Values, b: Values) -> float:
+    """One-sided p-value of the Mann-Whitney U test, of values in `a` that tend to be smaller than those in `b`.
+
+    >>> round(mann_whitney_less_p([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0]), 4)
+    0.0143
+    """
+    first, second = _checked(a), _checked(b)
+    if math.comb(len(first) + len(second), len(first)) > _MAX_ENUMERATED:
+        return float(stats.mannwhitneyu(first, second, alternative="less").pvalue)
+    observed, every_sum = _rank_sums(first, second)
+    return float(np.mean(every_sum <= observed))
+
+
+def _rank_sums(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    """The sum of the ranks of the first values, and that of every way to deal all values to two sides.
+
+    scipy falls back to the asymptotic p where values are tied: 0.047 for [1, 1, 1] against [2, 2, 2], truly 0.1.
+    """
+    ranks = stats.rankdata(np.concatenate([first, second]))
+    every_sum = np.array([sum(deal) for deal in combinations(ranks.tolist(), len(first))])
+    return float(ranks[: len(first)].sum()), every_sum
 
 
 def olympic_mean(values: Values) -> float:

@@ -45,6 +45,21 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *settings: Any, out: A
     return 2 * heads * num_queries * num_keys * (query.shape[-1] + value.shape[-1])
 
 
+def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *settings: Any, out: Any) -> int:
+    """Five products: the scores again, and the gradients of value, probabilities, query and key."""
+    heads, num_queries, num_keys = prod(query.shape[:-2]), query.shape[-2], key.shape[-2]
+    return 2 * heads * num_queries * num_keys * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+def _recurrent(products: int) -> FlopFormula:
+    """One layer in one direction; the input is (time, batch, features), each step applies both weights once."""
+
+    def flops(x: Tensor, input_weight: Tensor, hidden_weight: Tensor, *rest: Any, out: Any) -> int:
+        return 2 * products * x.shape[0] * x.shape[1] * (input_weight.numel() + hidden_weight.numel())
+
+    return flops
+
+
 def _pooling(num_dims: int) -> FlopFormula:
     def flops(x: Tensor, kernel: Sequence[int], *settings: Any, out: Any) -> int:
         results = out[0] if isinstance(out, (tuple, list)) else out
@@ -71,6 +86,9 @@ PRODUCTS: Mapping[Any, FlopFormula] = {
     aten.convolution: _convolution,
     aten.convolution_backward: _convolution_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    aten.mkldnn_rnn_layer: _recurrent(1),
+    aten.mkldnn_rnn_layer_backward: _recurrent(2),
 }
 
 # Operations for each element of the first input. A norm: mean 1, sum of squares 3, normalise 2, scale and shift 2.
@@ -87,6 +105,7 @@ PER_INPUT: Mapping[Any, int] = {
     aten.native_layer_norm_backward: 14,
     aten.native_group_norm_backward: 14,
     aten.native_batch_norm_backward: 14,
+    aten.mse_loss: 3,
     aten.var: 4,
     aten.var_mean: 4,
     aten.std: 4,
@@ -134,6 +153,7 @@ LOOK_UPS = _named("embedding index_select gather index")
 FORMULAS: dict[Any, FlopFormula] = {
     **PRODUCTS,
     **{operator: _per_input(count) for operator, count in PER_INPUT.items()},
+    aten.mse_loss_backward: lambda grad, x, target, *rest, out: 3 * x.numel(),
     aten.max_pool2d_with_indices: _pooling(2),
     aten.max_pool3d_with_indices: _pooling(3),
     aten.avg_pool2d: _pooling(2),

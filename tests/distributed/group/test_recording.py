@@ -12,18 +12,18 @@ from weft.distributed.group import (
     Broadcast,
     Call,
     Gather,
+    GroupTraffic,
     RecordingGroup,
     Scatter,
     SoloGroup,
-    Traffic,
     message_bytes,
 )
 from weft.distributed.group.virtual import run_virtual
 from weft.errors import UsageError
 
 
-def traffic(program: Callable[[AbstractGroup], None], size: int) -> tuple[Traffic, ...]:
-    def recorded(group: AbstractGroup) -> Traffic:
+def traffic(program: Callable[[AbstractGroup], None], size: int) -> tuple[GroupTraffic, ...]:
+    def recorded(group: AbstractGroup) -> GroupTraffic:
         recording = RecordingGroup(group)
         program(recording)
         return recording.traffic
@@ -53,14 +53,14 @@ def test_traffic_is_a_value_that_later_calls_do_not_change() -> None:
     group = RecordingGroup(SoloGroup())
     before = group.traffic
     group.barrier()
-    assert before == Traffic() and group.traffic.num_calls == {"Barrier": 1}
+    assert before == GroupTraffic() and group.traffic.num_calls == {"Barrier": 1}
 
 
 def test_a_refused_call_is_not_counted() -> None:
     group = RecordingGroup(SoloGroup())
     with pytest.raises(UsageError):
         group.broadcast(torch.zeros(1), root=4)
-    assert group.traffic == Traffic()
+    assert group.traffic == GroupTraffic()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ def carry_out(plan: Plan, group: AbstractGroup, *, buffers: Literal["mean", "ran
     if plan.num_ranks != group.size:
         numbers = f"plan: {plan.num_ranks}, ranks: {group.size}"
         raise PlanError(f"plan needs another number of ranks than there are ({numbers}); --workers {group.size}")
+    if plan.is_served:
+        raise PlanError(f"ranks of this plan meet at servers, not in a group ({plan}); use weft run or weft simulate")
     if group.size == 1:
         return SoloReplicas()
     group = with_topology(group, plan)

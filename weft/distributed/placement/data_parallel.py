@@ -61,6 +61,9 @@ class DataParallel(AbstractReplicas):
             work.wait()
         self._exchange = make_exchange(self._group, self._plan, model.parameters)
 
+    def next_step(self, step: int) -> int:
+        return step
+
     def share(self, indices: Tensor) -> Tensor:
         return share(indices, self.rank, self.size)
 
@@ -79,6 +82,9 @@ class DataParallel(AbstractReplicas):
 
     def agree(self, wish: bool) -> bool:
         return bool(self.sum(torch.tensor([float(wish)])).item())
+
+    def dismiss(self) -> None:
+        pass
 
     def sum(self, tensor: Tensor) -> Tensor:
         self._group.all_reduce(tensor)

@@ -82,6 +82,7 @@ EXTRAS = (
             "jax": "jax",
             "onnx": "onnx",
             "onnxruntime": "onnxruntime",
+            "transformers": "transformers",
             "tensorboard": "tensorboard",
             "plotly": "plotly",
             "pillow": "PIL",

@@ -1,0 +1,104 @@
+"""What each consistency says that it costs, held against what was counted below it."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.distributed.consistency.test_limits import gradients_at
+from weft.distributed.collectives import AlgorithmChoice, MessageGroup
+from weft.distributed.consistency import GRAPHS, make_mixing
+from weft.distributed.group import AbstractGroup, RecordingGroup
+from weft.distributed.group.virtual import run_virtual
+from weft.distributed.placement import carry_out
+from weft.errors import UsageError
+from weft.graph import State
+from weft.planning.consistency_cost import consistency_cost, num_neighbours
+from weft.specs import parse_plan
+from weft.specs.plan import Choice
+from weft.training.optimizers import Momentum, Optimizer
+from weft.training.replicas import Update
+
+NUM_STEPS = 12  # a whole number of rounds of every scheme below
+PLANS = [
+    "local(4)",
+    "local(3,state=mean)",
+    "local(2,outer=nesterov)",
+    "gossip(ring)",
+    "gossip(exponential,mix=after)",
+    "elastic(3)",
+    "elastic(1)",
+]
+
+
+def make_parameters() -> dict[str, Tensor]:
+    """64 numbers, so that 2 and 4 ranks divide them and the ring is exact."""
+    return {"w": torch.zeros(6, 10), "b": torch.zeros(4)}
+
+
+def count(size: int, consistency: str) -> tuple[list[int], list[int]]:
+    """Bytes that each rank sent over messages in the steps, and what its own traffic says of them."""
+    plan = parse_plan(f"data={size} consistency={consistency}")
+
+    def program(group: AbstractGroup) -> tuple[int, int]:
+        below = RecordingGroup(group)
+        replicas = carry_out(plan, MessageGroup(below, AlgorithmChoice("ring")))
+        parameters = {name: p.requires_grad_() for name, p in make_parameters().items()}
+        optimizer = Optimizer(Momentum(), lr=0.1)
+        replicas.join(State(parameters, {}, torch.zeros(0)))
+        state, before, told = optimizer.init(parameters), below.traffic.bytes_sent, 0
+        for step in range(NUM_STEPS):
+            add = replicas.begin(1 / size)
+            for name, gradient in gradients_at(parameters, group.rank, step).items():
+                add(name, gradient)
+            _, state = replicas.finish(0.0, Update(optimizer, parameters, state, 0.1, None))
+            told += replicas.traffic().num_bytes
+        return below.traffic.bytes_sent - before, told
+
+    sent, told = zip(*run_virtual(program, size).results, strict=True)
+    return list(sent), list(told)
+
+
+@pytest.mark.parametrize("consistency", PLANS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_bytes_are_those_of_the_formula(size: int, consistency: str) -> None:
+    num_bytes = sum(parameter.nbytes for parameter in make_parameters().values())
+    choice = parse_plan(f"data={size} consistency={consistency}").consistency
+    cost = consistency_cost(choice, size, num_bytes, state_bytes=num_bytes)
+    sent, _ = count(size, consistency)
+    assert sum(sent) == cost.total_bytes * NUM_STEPS
+    assert max(sent) == cost.rank_bytes * NUM_STEPS
+
+
+def test_a_formula_that_is_wrong_is_seen() -> None:
+    sent, _ = count(4, "local(4)")
+    wrong = parse_plan("data=4 consistency=local(3)").consistency
+    num_bytes = sum(parameter.nbytes for parameter in make_parameters().values())
+    assert sum(sent) != consistency_cost(wrong, 4, num_bytes).total_bytes * NUM_STEPS
+
+
+def test_a_rank_tells_what_it_hands_over() -> None:
+    """The record's bytes are those of messages given to the group; an all-reduce makes more of them."""
+    num_bytes = sum(parameter.nbytes for parameter in make_parameters().values())
+    assert count(4, "local(4)")[1] == [3 * num_bytes] * 4
+    assert count(4, "gossip(ring)")[1] == [12 * num_bytes] * 4
+    assert count(4, "elastic(3)")[1] == [12 * num_bytes, *[4 * num_bytes] * 3]
+
+
+@given(st.sampled_from(sorted(GRAPHS)), st.integers(2, 70))
+def test_the_planner_counts_the_neighbours_that_there_are(name: str, size: int) -> None:
+    assert num_neighbours(name, size) == make_mixing(name, size).num_neighbours
+
+
+def test_relaxed_plans_are_cheaper_than_a_step_together() -> None:
+    together = consistency_cost(Choice("sync"), 64, 1e6)
+    for text in ("local(8)", "gossip(ring)", "elastic(64)"):
+        cost = consistency_cost(parse_plan(f"data=64 consistency={text}").consistency, 64, 1e6)
+        assert cost.rounds < together.rounds
+    assert consistency_cost(parse_plan("data=64 consistency=local(8)").consistency, 64, 1e6).rank_bytes < 0.25e6
+
+
+def test_a_consistency_without_a_formula_is_refused() -> None:
+    with pytest.raises(UsageError, match="cost of this consistency is not known"):
+        consistency_cost(Choice("async"), 2, 1.0)

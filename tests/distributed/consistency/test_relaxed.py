@@ -1,0 +1,210 @@
+"""Relaxed replicas in whole runs: records, stops, checkpoints, other numbers of ranks and other plans."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.distributed.consistency.cases import make_replicas
+from tests.distributed.placement.test_data_parallel import interrupt_on, stop_after
+from tests.training.planted import build_tiny, clock_of_ticks, ignore, module_with_dropout
+from tests.training.test_run import tiny
+from weft.distributed.consistency.agreement import Agreement
+from weft.distributed.group import AbstractGroup
+from weft.distributed.group.virtual import run_virtual
+from weft.errors import DivergedError
+from weft.metrics.record import Repetition, RunRecord
+from weft.metrics.record_file import read_record
+from weft.metrics.run_folder import RunFolder, create_run_folder
+from weft.torch_private import use_determinism
+from weft.training import run as run_module
+from weft.training.checkpoint import latest_checkpoint
+from weft.training.events import Listener
+from weft.training.loop import train
+from weft.training.recipe import Recipe
+from weft.training.run import resume_run, run_recipe
+
+SCHEMES = [
+    "local(2)",
+    "local(2,state=mean)",
+    "local(2,outer=nesterov)",
+    "local(2,after=3)",
+    "gossip(ring)",
+    "elastic(2)",
+]
+
+
+@pytest.fixture(autouse=True)
+def quick_and_determinate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Determinism for all virtual ranks together, and nothing that a run measures of itself in the end."""
+    for probe in ("probe_scaling", "probe_step", "probe_data"):
+        monkeypatch.setattr(run_module, probe, lambda *_: {})
+    with use_determinism():
+        yield
+
+
+def run_on(
+    size: int, recipe: Recipe, path: Path, consistency: str, listeners: Sequence[Listener] = ()
+) -> list[RunRecord]:
+    folder = create_run_folder(path, recipe.name)
+
+    def program(group: AbstractGroup) -> RunRecord:
+        replicas = make_replicas(consistency)(group)
+        return run_recipe(recipe, folder=folder, seeds=(0,), listeners=listeners, replicas=replicas)
+
+    return list(run_virtual(program, size).results)
+
+
+def resume_on(size: int, path: Path, consistency: str) -> Repetition:
+    def program(group: AbstractGroup) -> RunRecord:
+        return resume_run(RunFolder(path), replicas=make_replicas(consistency)(group))
+
+    record: RunRecord = run_virtual(program, size).results[0]
+    return record.repetitions[0]
+
+
+def recipe_of_steps(**settings: object) -> Recipe:
+    """A run with dropout, through the end of an epoch."""
+    return tiny(**{"model.dropout": 0.3, "epochs": 1.1, "optimizer": "momentum", "optimizer.lr": 0.05, **settings})
+
+
+@pytest.mark.parametrize("consistency", SCHEMES)
+def test_a_run_has_one_record_of_what_all_ranks_stand_for(tmp_path: Path, consistency: str) -> None:
+    records = run_on(3, recipe_of_steps(), tmp_path / "run", consistency)
+    assert read_record(tmp_path / "run") == records[0]
+    repetitions = [record.repetitions[0] for record in records]
+    assert len({repetition.hashes["parameters"] for repetition in repetitions}) == 1
+    assert [r.evaluations[-1].values for r in repetitions] == [repetitions[0].evaluations[-1].values] * 3
+    values = repetitions[0].values
+    assert math.isfinite(values["test/accuracy"]) and values["bytes_per_step"] > 0
+    assert values["consensus_distance"] == repetitions[0].evaluations[-1].values["consensus_distance"] >= 0
+
+
+@pytest.mark.parametrize("consistency", SCHEMES)
+def test_a_run_that_is_cut_goes_on_to_the_same_bits(
+    tmp_path: Path, consistency: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Evaluated at the end alone: an evaluation averages running statistics, of which this model has none.
+    recipe = recipe_of_steps(batch_size=64, evaluate_every=1.0)
+    whole = run_on(3, recipe, tmp_path / "whole", consistency)[0].repetitions[0]
+    with interrupt_on(monkeypatch, 1, 3), pytest.raises(KeyboardInterrupt):
+        run_on(3, recipe, tmp_path / "cut", consistency)
+    again = resume_on(3, tmp_path / "cut", consistency)
+    assert again.status == "done" and again.hashes == whole.hashes
+    assert again.series["train/loss"] == whole.series["train/loss"]
+
+
+def checkpoint_of(path: Path) -> dict[str, str]:
+    """The layout of every entry of the last checkpoint."""
+    snapshot = latest_checkpoint(path / "checkpoint" / "seed-0", pytest.fail)
+    assert snapshot is not None
+    return {name: entry.layout.kind for name, entry in snapshot.entries.items()}
+
+
+def test_checkpoints_hold_the_weights_of_every_rank_and_what_the_scheme_remembers(tmp_path: Path) -> None:
+    for consistency in ("local(2,outer=nesterov)", "elastic(2)"):
+        run_on(2, recipe_of_steps(), tmp_path / consistency[:5], consistency)
+    local, elastic = checkpoint_of(tmp_path / "local"), checkpoint_of(tmp_path / "elast")
+    assert {local[name] for name in local if name.startswith(("parameter/", "slot/"))} == {"averaged"}
+    assert {k.split("/")[1]: v for k, v in local.items() if k.startswith("local/")} == {
+        "round": "per_rank",
+        "anchor": "replicated",
+        "velocity": "replicated",
+    }
+    assert {v for k, v in elastic.items() if k.startswith("elastic/centre/")} == {"replicated"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "size"),
+    [
+        ("local(2)", "local(2)", 2),
+        ("local(2,outer=nesterov)", "local(3)", 4),
+        ("elastic(2)", "elastic(2)", 4),
+        ("gossip(ring)", "sync", 3),
+        ("sync", "local(2,outer=nesterov)", 3),
+        ("sync", "elastic(2)", 2),
+        ("elastic(2)", "gossip(ring)", 2),
+    ],
+)
+def test_another_number_of_ranks_or_another_consistency_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str, size: int
+) -> None:
+    recipe = recipe_of_steps(batch_size=64)
+    with interrupt_on(monkeypatch, 0, 3), pytest.raises(KeyboardInterrupt):
+        run_on(3, recipe, tmp_path / "run", before)
+    again = resume_on(size, tmp_path / "run", after)
+    assert again.status == "done" and len(again.series["train/loss"]) == len(again.series["step_time"]) == 22
+    assert again.series["train/loss"][-1] < again.series["train/loss"][0]
+
+
+@pytest.mark.parametrize(("consistency", "expected"), [("local(3)", 6), ("local(3,after=5)", 4), ("gossip(ring)", 16)])
+def test_all_ranks_stop_after_the_same_step(consistency: str, expected: int) -> None:
+    """A wish at step 4 is heard at the next meeting; where ranks never meet, when the vote at step 8 is counted."""
+
+    def program(group: AbstractGroup) -> tuple[int, str]:
+        task, state = build_tiny(module_with_dropout, replicas=make_replicas(consistency)(group), epochs=20.0)
+        task.replicas.join(state.model)
+        listener = stop_after(4) if group.rank == 1 else ignore
+        final, reason = train(task, state, emit=listener, save=ignore, clock=clock_of_ticks())
+        return final.step, reason
+
+    results = run_virtual(program, 2).results
+    assert results == ((expected, "another rank wished to stop"), (expected, "enough"))
+
+
+def test_votes_are_cast_on_the_way_and_counted_one_period_later() -> None:
+    def program(group: AbstractGroup) -> list[tuple[bool, bool]]:
+        agreement, answers = Agreement(group, period=2), []
+        for step in range(1, 9):
+            first = agreement.ask(step, group.rank == 1 and step in (2, 3, 4))
+            answers.append((first, agreement.ask(step, group.rank == 0 and step >= 5)))
+        agreement.settle()
+        return answers
+
+    answers = run_virtual(program, 3).results
+    assert answers[0] == answers[1] == answers[2]
+    assert [step for step, (first, _) in enumerate(answers[0], 1) if first] == [4]
+    assert [step for step, (_, second) in enumerate(answers[0], 1) if second] == [8]
+
+
+def test_a_rank_that_is_less_than_a_period_behind_holds_nobody_up() -> None:
+    def program(group: AbstractGroup) -> float:
+        agreement = Agreement(group, period=4)
+        for step in range(1, 8):
+            group.clock.charge(10.0 if group.rank == 1 else 1.0)
+            agreement.ask(step, False)
+        moment = group.clock.now()
+        agreement.settle()
+        return moment
+
+    assert run_virtual(program, 2).results == (7.0, 70.0)
+
+
+def test_a_checkpoint_that_was_due_between_meetings_is_written_at_the_next(tmp_path: Path) -> None:
+    run_on(2, recipe_of_steps(checkpoint_steps=4, batch_size=128), tmp_path / "run", "local(3)")
+    steps = sorted(int(path.name[5:]) for path in (tmp_path / "run" / "checkpoint" / "seed-0").iterdir())
+    assert steps == [9, 11]  # due at 4 and 8, written at 6 and 9; the last step is always written
+
+
+def test_a_rank_that_diverges_says_so_and_names_its_step(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match="loss is not finite"):
+        run_on(2, recipe_of_steps(**{"optimizer.lr": 1e30}), tmp_path / "run", "local(4)")
+
+
+def test_the_own_weights_are_back_after_an_evaluation() -> None:
+    def program(group: AbstractGroup) -> bool:
+        task, state = build_tiny(module_with_dropout, replicas=make_replicas("gossip(ring)")(group))
+        task.replicas.join(state.model)
+        with torch.no_grad():
+            for parameter in state.model.parameters.values():
+                parameter.add_(group.rank)
+        own = {name: tensor.detach().clone() for name, tensor in state.model.parameters.items()}
+        task.replicas.remember(3, {})
+        task.replicas._step = 4  # type: ignore[attr-defined]
+        with task.replicas.use_consensus(state.model):
+            moved = all(torch.allclose(p, own[n] - group.rank + 1) for n, p in state.model.parameters.items())
+        return moved and all(torch.equal(p, own[n]) for n, p in state.model.parameters.items())
+
+    assert run_virtual(program, 3).results == (True,) * 3

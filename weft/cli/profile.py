@@ -1,0 +1,106 @@
+"""`weft profile`: where the time of a training step goes, operator by operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from weft.cli.options import Json, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from weft.graph import KindProfile, OperatorProfile, Profile
+    from weft.operators.bench import Placement
+    from weft.operators.cost import Cost
+    from weft.operators.roofline import Roofline
+
+__all__ = ["profile"]
+
+
+def profile(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in name or file.py:function.")],
+    settings: Settings = None,
+    steps: Annotated[int, typer.Option(min=1, metavar="K", help="Steps to time.")] = 20,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Operators and kinds to show.")] = 12,
+    threads: Annotated[int, typer.Option(min=1, metavar="N", help="Threads of torch and of the roofline.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, metavar="S", help="The seed.")] = 0,
+    json: Json = False,
+) -> None:
+    """Train some steps one operator at a time; tell the time, cost and place under the roofline of each."""
+    from weft.cli.job import with_settings
+    from weft.cli.output import print_json, print_tables
+    from weft.engines.profiling import profile_recipe
+    from weft.operators.roofline import measure_roofline
+    from weft.recipes import find_recipe
+
+    chosen = with_settings(find_recipe(recipe), settings or [])
+    roofline = measure_roofline(threads)
+    found = profile_recipe(chosen, seed=seed, num_steps=steps, num_threads=threads, roofline_of=lambda _: roofline)
+    if json:
+        print_json({"recipe": chosen.name, "roofline": roofline, "profile": found})
+    else:
+        print_tables(_render(found, roofline, top))
+
+
+def _render(found: Profile, roofline: Roofline, top: int) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from weft.operators.picture import draw_roofline
+    from weft.report.table import aligned, note, section
+
+    kinds, longest = found.kinds[:top], found.longest(top)
+    labels = [chr(ord("A") + i % 26) for i in range(len(kinds))]
+    points = {label: kind.placement for label, kind in zip(labels, kinds, strict=True) if kind.placement is not None}
+    headers = ("median", "share", "FLOP", "bytes", "FLOP/s", "FLOP/B", "roof", "of roof")
+    kind_rows = [_kind_row(label, kind) for label, kind in zip(labels, kinds, strict=True)]
+    rows = [_operator_row(operator, found.seconds.median) for operator in longest]
+    parts: list[RenderableType] = [
+        section("kinds of operators", aligned("llrrrrrrrlr", kind_rows, ("", "kind", "count", *headers))),
+        section("longest operators", aligned("lllrrrrrrlr", rows, ("operator", "part", "line", *headers))),
+        section(f"roofline of {roofline.num_threads} thread(s)", [Text(r) for r in draw_roofline(roofline, points)]),
+        note(_summary(found)),
+    ]
+    if found.unknown:
+        parts.append(note(f"cost not known: {', '.join(found.unknown)}"))
+    return Group(*parts)
+
+
+def _summary(found: Profile) -> str:
+    interval = found.seconds.interval
+    spread = f" [{_quantity(interval.low, 's')}, {_quantity(interval.high, 's')}]" if interval.is_known else ""
+    return (
+        f"{len(found.operators)} operators take {_quantity(found.seconds.median, 's')}{spread} a step: "
+        f"{_quantity(found.cost.flops, 'FLOP')}, {_quantity(found.cost.bytes_moved, 'B')} moved "
+        f"(median of {found.seconds.count} steps; forward and backward, without the update)"
+    )
+
+
+def _kind_row(label: str, kind: KindProfile) -> Sequence[str]:
+    return (label, kind.target, str(kind.count), *_cells(kind.seconds, kind.share, kind.cost, kind.placement))
+
+
+def _operator_row(operator: OperatorProfile, total: float) -> Sequence[str]:
+    cells = _cells(operator.seconds, operator.seconds / total, operator.cost, operator.placement)
+    return (operator.name, operator.role, operator.line, *cells)
+
+
+def _cells(seconds: float, share: float, cost: Cost | None, placement: Placement | None) -> Sequence[str]:
+    time = (_quantity(seconds, "s"), f"{share:.1%}")
+    work = ("-", "-") if cost is None else (_quantity(cost.flops, ""), _quantity(cost.bytes_moved, "B"))
+    if placement is None:
+        return (*time, *work, "-", "-", "-", "-")
+    roof = "peak" if placement.bound == "compute" else placement.memory
+    rate = _quantity(placement.flop_rate, "FLOP/s")
+    return (*time, *work, rate, f"{placement.intensity:.3g}", roof, f"{placement.share:.1%}")
+
+
+def _quantity(value: float, unit: str) -> str:
+    from weft.report.quantity import scale_of
+
+    scale = scale_of([value], unit)
+    return f"{scale.format(value)} {scale.unit}".rstrip()

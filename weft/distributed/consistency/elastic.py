@@ -1,0 +1,159 @@
+"""Elastic averaging: every rank is tied to a centre by a spring (EASGD, Zhang, Choromanska and LeCun, 2015).
+
+    rank r, on its turn     x_r --> rank 0        x_r    <- x_r    - alpha (x_r - centre)
+                            centre <-- rank 0     centre <- centre + alpha (x_r - centre)      alpha = beta / ranks
+
+    period 4, 4 ranks       step   0  1  2  3 | 4  5  6  7        round-robin: one rank after the other, always in
+                            turn  r0 r1 r2 r3 |r0 r1 r2 r3        the same order, so that a run can be repeated
+
+The centre lives on rank 0, beside its own replica. A rank meets it every `steps` steps, with the weights from before
+its gradient; the answer comes while the gradient is computed. Ranks wait for rank 0 alone, never for each other.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import final
+
+import torch
+from torch import Tensor
+
+from weft.distributed.consistency.parcel import Parcel, write
+from weft.distributed.consistency.scheme import AbstractScheme, Memory
+from weft.distributed.group.calls import Broadcast, Recv, Send
+from weft.distributed.group.group import AbstractGroup
+from weft.training.checkpoint import Entry
+from weft.training.layout import REPLICATED
+from weft.training.optimizers import OptimizerState
+from weft.training.replicas import Traffic
+
+__all__ = ["ElasticAveraging", "is_turn"]
+
+HOME = 0
+"""The rank that keeps the centre."""
+
+
+def is_turn(rank: int, step: int, period: int) -> bool:
+    """Whether the rank meets the centre in this step; where ranks outnumber the period, several do, in their order."""
+    return step % period == rank % period
+
+
+@final
+class ElasticAveraging(AbstractScheme):
+    """The ranks stand for the centre.
+
+    Args:
+        steps: from one meeting of a rank with the centre to its next (tau of the paper).
+        beta: how far all meetings of a round together draw the centre towards the ranks (0.9 in the paper).
+    """
+
+    def __init__(self, group: AbstractGroup, *, steps: int, beta: float = 0.9) -> None:
+        self._group = group
+        self._steps = steps
+        self._alpha = beta / group.size
+        self._parameters: Mapping[str, Tensor] = {}
+        self._parcels: tuple[Parcel, Parcel] | None = None
+        self._step = 0
+        self._traffic = Traffic()
+
+    @property
+    def period(self) -> None:
+        return None
+
+    def join(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+        self._parcels = Parcel(self._group, parameters), Parcel(self._group, parameters)
+
+    def begin_together(self) -> None:
+        self._centre.pack(self._parameters)
+
+    def begin(self, step: int, weight: float) -> None:
+        self._step = step
+        if self._is_home or not self._is_turn(self._group.rank):
+            return
+        self._visitor.pack(self._parameters)
+        self._visitor.start(partial(Send, peer=HOME))
+        self._centre.start(partial(Recv, peer=HOME))
+
+    def advance(self) -> None:
+        self._visitor.advance()
+        self._centre.advance()
+
+    def before_update(self) -> None:
+        self._traffic = Traffic()
+        if self._is_home:
+            self._receive_visitors()
+        elif self._is_turn(self._group.rank):
+            sent, received = self._visitor.wait(), self._centre.wait()
+            exposed, hidden = sent.exposed + received.exposed, max(sent.hidden, received.hidden)
+            self._traffic = Traffic(exposed, hidden, sent.num_bytes)
+            self._pull()
+
+    def after_update(self, state: OptimizerState) -> OptimizerState:
+        return state
+
+    def consensus(self) -> Mapping[str, Tensor]:
+        self._centre.start(partial(Broadcast, root=HOME))
+        self._centre.wait()
+        return self._centre.tensors
+
+    def traffic(self) -> Traffic:
+        return self._traffic
+
+    def memory(self) -> Memory:
+        """The centre of rank 0, which is the one that writes."""
+        return {f"elastic/centre/{name}": (REPLICATED, tensor) for name, tensor in self._centre.tensors.items()}
+
+    def remember(self, entries: Mapping[str, Entry]) -> None:
+        self.begin_together()
+        found = {name: entries.get(f"elastic/centre/{name}") for name in self._parameters}
+        write(self._centre.tensors, {name: entry.parts[0] for name, entry in found.items() if entry is not None})
+
+    @property
+    def _is_home(self) -> bool:
+        return self._group.rank == HOME
+
+    @property
+    def _visitor(self) -> Parcel:
+        """The weights that meet the centre: this rank's own, or, at home, those that have just arrived."""
+        assert self._parcels is not None, "join() comes first"
+        return self._parcels[0]
+
+    @property
+    def _centre(self) -> Parcel:
+        """At home the centre itself, elsewhere the last copy of it."""
+        assert self._parcels is not None, "join() comes first"
+        return self._parcels[1]
+
+    def _is_turn(self, rank: int) -> bool:
+        return is_turn(rank, self._step, self._steps)
+
+    def _receive_visitors(self) -> None:
+        """Each rank whose turn it is gets the centre as it was before its own visit."""
+        began, num_bytes = self._group.clock.now(), 0
+        for rank in range(self._group.size):
+            if not self._is_turn(rank):
+                continue
+            if rank == HOME:
+                self._visitor.pack(self._parameters)
+                self._pull()
+            else:
+                self._visitor.start(partial(Recv, peer=rank))
+                self._visitor.wait()
+                self._centre.start(partial(Send, peer=rank))
+                num_bytes += self._centre.wait().num_bytes
+                self._turn_into_force()
+            for centre, force in zip(self._centre.messages, self._visitor.messages, strict=True):
+                centre.add_(force)
+        self._traffic = Traffic(self._group.clock.now() - began, 0.0, num_bytes)
+
+    @torch.no_grad()
+    def _pull(self) -> None:
+        """Draw this rank's weights towards the centre."""
+        self._turn_into_force()
+        for name, force in self._visitor.tensors.items():
+            self._parameters[name].sub_(force)
+
+    def _turn_into_force(self) -> None:
+        """The visitor becomes alpha (x - centre)."""
+        for weights, centre in zip(self._visitor.messages, self._centre.messages, strict=True):
+            weights.sub_(centre).mul_(self._alpha)

@@ -1,0 +1,99 @@
+"""Gossip: every rank takes the mean of its own and its neighbours' weights in each step (D-PSGD, Lian et al., 2017).
+
+    rank r     x_r --+-- gradient g_r of its share, at x_r ---------------+
+                     |                                                    |  x_r <- sum_j W[r, j] x_j - lr g_r
+                     +-- to the neighbours; theirs arrive meanwhile ------+
+
+Weights are mixed, not gradients: mixed gradients alone would never bring the replicas together.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, final
+
+from torch import Tensor
+
+from weft.distributed.consistency.graphs import Mixing
+from weft.distributed.consistency.parcel import Parcel, write
+from weft.distributed.consistency.scheme import AbstractScheme, Memory
+from weft.distributed.group.calls import AllReduce, NeighbourAllReduce
+from weft.distributed.group.group import AbstractGroup
+from weft.training.checkpoint import Entry
+from weft.training.optimizers import OptimizerState
+from weft.training.replicas import Traffic
+
+__all__ = ["Gossip"]
+
+
+@final
+class Gossip(AbstractScheme):
+    """The ranks stand for the mean of their weights. Optimizer state is each rank's own.
+
+    Args:
+        mix: `during` the gradient, as in the paper, which is then that of the weights before mixing; or `after` the
+            update, which waits for the neighbours and keeps the replicas nearer (adapt, then combine).
+    """
+
+    def __init__(self, group: AbstractGroup, mixing: Mixing, *, mix: Literal["during", "after"] = "during") -> None:
+        self._group = group
+        self._mixing = mixing
+        self._mix = mix
+        self._parameters: Mapping[str, Tensor] = {}
+        self._weights: Parcel | None = None
+        self._traffic = Traffic()
+
+    @property
+    def period(self) -> None:
+        return None
+
+    def join(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+        self._weights = Parcel(self._group, parameters)
+
+    def begin_together(self) -> None:
+        pass
+
+    def begin(self, step: int, weight: float) -> None:
+        if self._mix == "during":
+            self._send()
+
+    def advance(self) -> None:
+        self._parcel.advance()
+
+    def before_update(self) -> None:
+        if self._mix == "during":
+            self._take()
+
+    def after_update(self, state: OptimizerState) -> OptimizerState:
+        if self._mix == "after":
+            self._send()
+            self._take()
+        return state
+
+    def consensus(self) -> Mapping[str, Tensor]:
+        self._parcel.pack(self._parameters, 1 / self._group.size)
+        self._parcel.start(AllReduce)
+        self._parcel.wait()
+        return self._parcel.tensors
+
+    def traffic(self) -> Traffic:
+        return self._traffic
+
+    def memory(self) -> Memory:
+        return {}
+
+    def remember(self, entries: Mapping[str, Entry]) -> None:
+        pass
+
+    @property
+    def _parcel(self) -> Parcel:
+        assert self._weights is not None, "join() comes first"
+        return self._weights
+
+    def _send(self) -> None:
+        graph, weights = self._mixing.graph, self._mixing.weights
+        self._parcel.pack(self._parameters)
+        self._parcel.start(lambda message: NeighbourAllReduce(message, graph, weights))
+
+    def _take(self) -> None:
+        self._traffic = self._parcel.wait()
+        write(self._parameters, self._parcel.tensors)

@@ -1,0 +1,93 @@
+"""Who mixes weights with whom, and how much each counts: graphs over ranks and their doubly stochastic matrices.
+
+    ring   0 - 1 - 2 - 3      torus   0 - 1 - 2      exponential   rank r hears r-1, r-2, r-4, ...
+           +-----------+              |   |   |      complete      rank r hears all
+                                      3 - 4 - 5
+                                      (and around)
+
+Every rank has as many neighbours as every other, and hears each of them as loudly as itself: the rows and the columns
+of the matrix sum to 1, so that mixing keeps the mean of all weights.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.distributed.group.calls import Graph
+
+__all__ = ["GRAPHS", "Mixing", "make_mixing"]
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """A graph, and for each rank the weight of its own and of each neighbour's tensor (as NeighbourAllReduce takes)."""
+
+    graph: Graph
+    weights: tuple[tuple[float, ...], ...]
+
+    @property
+    def num_neighbours(self) -> int:
+        return len(self.graph[0])
+
+    def matrix(self) -> Tensor:
+        """W: after a round, the weights of rank i are sum_j W[i, j] x_j. Shape (ranks, ranks), float64."""
+        size = len(self.graph)
+        matrix = torch.zeros(size, size, dtype=torch.float64)
+        for rank, (sources, (own, *others)) in enumerate(zip(self.graph, self.weights, strict=True)):
+            matrix[rank, rank] = own
+            for source, weight in zip(sources, others, strict=True):
+                matrix[rank, source] = weight
+        return matrix
+
+    def contraction(self) -> float:
+        """By how much a round shrinks the distance from the mean at the least: the second singular value of W."""
+        size = len(self.graph)
+        around_mean = self.matrix() - torch.full((size, size), 1 / size, dtype=torch.float64)
+        return float(torch.linalg.matrix_norm(around_mean, ord=2))
+
+
+def ring(rank: int, size: int) -> set[int]:
+    return {(rank - 1) % size, (rank + 1) % size}
+
+
+def torus(rank: int, size: int) -> set[int]:
+    """Left, right, above and below on the grid that is nearest to a square; of a prime number of ranks, a ring."""
+    height = next(h for h in range(math.isqrt(size), 0, -1) if size % h == 0)
+    width = size // height
+    row, column = divmod(rank, width)
+    beside = {row * width + (column + shift) % width for shift in (-1, 1)}
+    return beside | {(row + shift) % height * width + column for shift in (-1, 1)}
+
+
+def exponential(rank: int, size: int) -> set[int]:
+    """The static exponential graph (Assran et al., 2019): a rank hears those 1, 2, 4, ... before it."""
+    return {(rank - (1 << k)) % size for k in range((size - 1).bit_length())}
+
+
+def complete(rank: int, size: int) -> set[int]:
+    return set(range(size))
+
+
+GRAPHS: Mapping[str, Callable[[int, int], set[int]]] = {
+    "ring": ring,
+    "torus": torus,
+    "exponential": exponential,
+    "complete": complete,
+}
+"""From (rank, size) to those whom the rank hears; the rank itself is left out, and nobody counts twice."""
+
+
+def make_mixing(name: str, size: int) -> Mixing:
+    """The graph of this name over so many ranks.
+
+    >>> make_mixing("ring", 4).graph
+    ((1, 3), (0, 2), (1, 3), (0, 2))
+    >>> make_mixing("ring", 2).weights
+    ((0.5, 0.5), (0.5, 0.5))
+    """
+    graph = tuple(tuple(sorted(GRAPHS[name](rank, size) - {rank})) for rank in range(size))
+    weights = tuple((1 / (1 + len(sources)),) * (1 + len(sources)) for sources in graph)
+    return Mixing(graph, weights)

@@ -1,0 +1,145 @@
+"""Replicas that go their own ways for a while: each makes its own updates, a scheme brings their weights together."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import final
+
+import torch
+from torch import Tensor
+
+from weft.distributed.consistency.agreement import Agreement
+from weft.distributed.consistency.scheme import AbstractScheme
+from weft.distributed.group.group import AbstractGroup
+from weft.graph import GradientSink, State
+from weft.training.checkpoint import Entry
+from weft.training.gradients import use_point
+from weft.training.layout import PER_RANK
+from weft.training.optimizers import OptimizerState
+from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
+
+__all__ = ["RelaxedReplicas"]
+
+
+@final
+class RelaxedReplicas(AbstractReplicas):
+    """Synchronous replicas for the first `until` steps, and after them a scheme.
+
+    Args:
+        base: the synchronous replicas of the same group: how ranks begin, share batches, add and gather.
+    """
+
+    def __init__(self, group: AbstractGroup, base: AbstractReplicas, scheme: AbstractScheme, until: int = 0) -> None:
+        self._group = group
+        self._base = base
+        self._scheme = scheme
+        self._until = until
+        self._agreement = Agreement(group)
+        self._parameters: Mapping[str, Tensor] = {}
+        self._gradients: dict[str, Tensor | None] = {}
+        self._weight = 0.0
+        self._step = 0
+
+    @property
+    def rank(self) -> int:
+        return self._base.rank
+
+    @property
+    def size(self) -> int:
+        return self._base.size
+
+    @property
+    def is_synchronous(self) -> bool:
+        return False
+
+    @property
+    def scheme(self) -> AbstractScheme:
+        return self._scheme
+
+    def join(self, model: State) -> None:
+        self._agreement.settle()
+        self._agreement = Agreement(self._group)
+        self._base.join(model)
+        self._parameters = {name: p for name, p in model.parameters.items() if p.requires_grad}
+        self._step = 0
+        self._scheme.join(self._parameters)
+        self._scheme.begin_together()
+
+    def next_step(self, step: int) -> int:
+        return step
+
+    def share(self, indices: Tensor) -> Tensor:
+        return self._base.share(indices)
+
+    def begin(self, weight: float) -> GradientSink:
+        if self._step < self._until:
+            return self._base.begin(weight)
+        self._gradients, self._weight = {}, weight
+        self._scheme.begin(self._step - self._until, weight)
+        return self._add
+
+    def _add(self, name: str, gradient: Tensor | None) -> None:
+        self._gradients[name] = gradient
+        self._scheme.advance()
+
+    def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
+        self._step += 1
+        if self._step <= self._until:
+            result = self._base.finish(loss, update)
+            if self._step == self._until:
+                self._scheme.begin_together()
+            return result
+        own = loss / self._weight if self._weight else 0.0
+        if not math.isfinite(own):
+            return own, update.state
+        self._scheme.before_update()
+        state = update.apply(self._gradients)
+        return own, self._scheme.after_update(state)
+
+    def traffic(self) -> Traffic:
+        return self._scheme.traffic() if self._step > self._until else self._base.traffic()
+
+    def agree(self, wish: bool) -> bool:
+        period = self._scheme.period
+        if self._step > self._until and period is None:
+            return self._agreement.ask(self._step, wish)
+        is_meeting = self._step <= self._until or (self._step - self._until) % (period or 1) == 0
+        return self._base.agree(wish) if is_meeting else False
+
+    def dismiss(self) -> None:
+        """All ranks evaluate, so all know."""
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return self._base.sum(tensor)
+
+    def gather(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        return self._base.gather(tensor)
+
+    def collect(self, state: OptimizerState) -> OptimizerState:
+        """Every rank has a whole one of its own; a checkpoint holds them all."""
+        return state
+
+    @contextmanager
+    def use_consensus(self, model: State) -> Iterator[Consensus]:
+        self._agreement.settle()
+        with self._base.use_consensus(model):
+            agreed = self._scheme.consensus() if self._step > self._until else None
+            distance = 0.0 if agreed is None else self._distance(agreed)
+            with use_point(model.parameters, model.parameters if agreed is None else {**model.parameters, **agreed}):
+                yield Consensus(self, {"consensus_distance": distance})
+
+    def _distance(self, agreed: Mapping[str, Tensor]) -> float:
+        """Root mean square over ranks of |own weights - agreed weights|."""
+        own = [(self._parameters[name].detach().double() - tensor).square().sum() for name, tensor in agreed.items()]
+        return math.sqrt(float(self.sum(torch.stack(own).sum().reshape(1))) / self.size)
+
+    def memory(self) -> Mapping[str, Entry]:
+        return {
+            name: Entry(layout, self.gather(tensor) if layout == PER_RANK else (tensor,))
+            for name, (layout, tensor) in self._scheme.memory().items()
+        }
+
+    def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
+        self._step = step
+        if step >= self._until:
+            self._scheme.remember(entries)

@@ -1,0 +1,70 @@
+"""The scheme seam: what a rank does with its weights around a step of its own."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from weft.training.checkpoint import Entry
+from weft.training.layout import Layout
+from weft.training.optimizers import OptimizerState
+from weft.training.replicas import Traffic
+
+__all__ = ["AbstractScheme", "Memory"]
+
+Memory = Mapping[str, tuple[Layout, Tensor]]
+"""What a checkpoint must hold of a scheme, by name; of a tensor that is `per_rank`, this rank's part."""
+
+
+class AbstractScheme(ABC):
+    """One kind of relaxed consistency. A step, as RelaxedReplicas drives it:
+
+        begin            before the gradient: weights may set out
+        advance          a gradient is ready: messages under way move on
+        before_update    weights that arrived are taken in
+                         the rank's own update, with the gradient of its own share
+        after_update     weights, and the optimizer's state, are brought together
+
+    Steps are counted from 0, from when the scheme began. Every method is called by all ranks, in the same order.
+    """
+
+    @property
+    @abstractmethod
+    def period(self) -> int | None:
+        """All ranks wait for each other after every so many steps; None if they never do."""
+
+    @abstractmethod
+    def join(self, parameters: Mapping[str, Tensor]) -> None:
+        """The parameters that are trained: the tensors that updates write to."""
+
+    @abstractmethod
+    def begin_together(self) -> None:
+        """All ranks hold the same weights: step 0 comes next."""
+
+    @abstractmethod
+    def begin(self, step: int, weight: float) -> None:
+        """A step begins; `weight` is this rank's share of its batch."""
+
+    @abstractmethod
+    def advance(self) -> None: ...
+
+    @abstractmethod
+    def before_update(self) -> None: ...
+
+    @abstractmethod
+    def after_update(self, state: OptimizerState) -> OptimizerState: ...
+
+    @abstractmethod
+    def consensus(self) -> Mapping[str, Tensor] | None:
+        """The weights that all ranks together stand for, valid until the next step; None where all hold the same."""
+
+    @abstractmethod
+    def traffic(self) -> Traffic:
+        """The cost of the last step's exchange."""
+
+    @abstractmethod
+    def memory(self) -> Memory: ...
+
+    @abstractmethod
+    def remember(self, entries: Mapping[str, Entry]) -> None:
+        """Go on with the memory in a checkpoint of the same scheme; with another's, or none, begin together."""

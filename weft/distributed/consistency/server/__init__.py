@@ -1,0 +1,46 @@
+"""Parameter servers: shards that workers push to and pull from, each at its own pace."""
+
+from weft.distributed.consistency.server.arrival import Arrival
+from weft.distributed.consistency.server.audit import audit_arrival, audit_rounds
+from weft.distributed.consistency.server.cut import Piece, cut_evenly
+from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Leave, Release
+from weft.distributed.consistency.server.journal import FOLDER, Summary, read_decisions, read_summary
+from weft.distributed.consistency.server.policy import NEVER, AbstractPolicy
+from weft.distributed.consistency.server.protocol import server_address
+from weft.distributed.consistency.server.rounds import Rounds
+from weft.distributed.consistency.server.script import Script
+from weft.distributed.consistency.server.server import ServerSpec, serve
+from weft.distributed.consistency.server.settings import Settings, make_policy, settings_of
+from weft.distributed.consistency.server.shard import Contribution, Shard
+from weft.distributed.consistency.server.worker import ServedReplicas
+
+__all__ = [
+    "FOLDER",
+    "NEVER",
+    "AbstractPolicy",
+    "Arrival",
+    "Commit",
+    "Contribution",
+    "Decision",
+    "Drop",
+    "Join",
+    "Leave",
+    "Piece",
+    "Release",
+    "Rounds",
+    "Script",
+    "ServedReplicas",
+    "ServerSpec",
+    "Settings",
+    "Shard",
+    "Summary",
+    "audit_arrival",
+    "audit_rounds",
+    "cut_evenly",
+    "make_policy",
+    "read_decisions",
+    "read_summary",
+    "serve",
+    "server_address",
+    "settings_of",
+]

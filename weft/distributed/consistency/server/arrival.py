@@ -1,0 +1,80 @@
+"""Updates as gradients arrive: asynchronous (DistBelief, Dean et al., 2012), or with a bound on how far apart ranks are
+(stale-synchronous, Ho et al., 2013).
+
+    rank 0   [step][step][step][step]            every push is an update of its own, and is answered with
+    rank 1   [  step  ][  step  ][  st           the weights as they are then; with a bound of s, a rank that
+    rank 2   [step][step]..waits..[step]         has taken s steps more than the slowest waits for it
+
+Work is dealt out as it is asked for: step i is share i mod N of global batch i div N, so a fast rank takes more of an
+epoch than a slow one, and every sample is taken once.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+from weft.distributed.consistency.server.decisions import Commit, Decision, Join, Leave, Release
+from weft.distributed.consistency.server.policy import NEVER, AbstractPolicy
+
+__all__ = ["Arrival"]
+
+
+@final
+class Arrival(AbstractPolicy):
+    """Args:
+    bound: how many steps a rank may be ahead of the slowest; NEVER, which is infinite, for asynchronous.
+    """
+
+    def __init__(self, num_workers: int, bound: float = NEVER) -> None:
+        self._bound = bound
+        self._clocks = dict.fromkeys(range(num_workers), 0)  # steps that each rank has taken
+        self._expected = set(range(num_workers))  # those that have not come yet
+        self._next_step = num_workers
+        self._waiting: dict[int, int] = {}  # rank -> its next step; in the order in which they asked
+        self._is_stopped = False
+
+    def arrive(self, rank: int, step: int | None, now: float) -> Sequence[Decision]:
+        decisions: list[Decision] = []
+        if rank not in self._clocks:
+            # One that comes back neither holds up the others nor is far ahead of them.
+            self._clocks[rank] = min(self._clocks.values(), default=0)
+            decisions.append(Join(rank))
+        if step is None and rank in self._expected:
+            step = rank  # the first steps are dealt out in advance, so that the start is the same every time
+        else:
+            self._next_step = max(self._next_step, step or 0)
+            step = self._take()
+        self._expected.discard(rank)
+        self._waiting[rank] = step
+        return [*decisions, *self._release()]
+
+    def push(self, rank: int, step: int, now: float) -> Sequence[Decision]:
+        self._clocks[rank] += 1
+        self._waiting[rank] = self._take()
+        return [Commit(((rank, step),)), *self._release()]
+
+    def leave(self, rank: int, now: float) -> Sequence[Decision]:
+        if rank not in self._clocks:
+            return []
+        del self._clocks[rank]
+        self._expected.discard(rank)
+        self._waiting.pop(rank, None)
+        return [Leave(rank), *self._release()]
+
+    def stop(self) -> Sequence[Decision]:
+        self._is_stopped = True
+        return self._release()
+
+    def alarm(self) -> float:
+        return NEVER
+
+    def ring(self, now: float) -> Sequence[Decision]:
+        return []
+
+    def _take(self) -> int:
+        step, self._next_step = self._next_step, self._next_step + 1
+        return step
+
+    def _release(self) -> list[Release]:
+        slowest = min(self._clocks.values(), default=0)
+        free = [rank for rank in self._waiting if self._is_stopped or self._clocks[rank] - slowest <= self._bound]
+        return [Release(rank, self._waiting.pop(rank), self._is_stopped) for rank in free]

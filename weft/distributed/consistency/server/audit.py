@@ -1,0 +1,91 @@
+"""What must hold of the decisions of a shard, read from its record: the judge knows no policy."""
+
+from collections.abc import Iterable, Iterator
+
+from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Leave, Release
+from weft.distributed.consistency.server.policy import NEVER
+
+__all__ = ["audit_arrival", "audit_rounds"]
+
+
+def audit_arrival(decisions: Iterable[Decision], num_workers: int, bound: float = NEVER) -> list[str]:
+    """The faults of a shard that updates as gradients arrive, in words; none is a pass."""
+    return list(_audit_arrival(list(decisions), num_workers, bound))
+
+
+def audit_rounds(
+    decisions: Iterable[Decision], num_workers: int, *, bound: int = 0, spare: int = 0, has_deadline: bool = False
+) -> list[str]:
+    """The faults of a shard that updates in rounds, in words; none is a pass."""
+    return list(_audit_rounds(list(decisions), num_workers, bound, spare, has_deadline))
+
+
+def _audit_arrival(decisions: list[Decision], num_workers: int, bound: float) -> Iterator[str]:
+    yield from _audit_order(decisions)
+    clocks = dict.fromkeys(range(num_workers), 0)
+    for decision in decisions:
+        match decision:
+            case Commit(pushes):
+                if len(pushes) > 1:
+                    yield f"an update was made of several gradients ({decision})"
+                for rank, _ in pushes:
+                    clocks[rank] = clocks.get(rank, 0) + 1
+            case Release(rank, _, stop=False) if rank in clocks:
+                ahead = clocks[rank] - min(clocks.values())
+                if ahead > bound:
+                    yield f"rank {rank} was let go {ahead} steps ahead of the slowest (bound: {bound:g})"
+            case Drop():
+                yield f"a gradient was dropped ({decision})"
+            case Leave(rank):
+                clocks.pop(rank, None)
+            case Join(rank):
+                clocks[rank] = min(clocks.values(), default=0)
+
+
+def _audit_rounds(
+    decisions: list[Decision], num_workers: int, bound: int, spare: int, has_deadline: bool
+) -> Iterator[str]:
+    yield from _audit_order(decisions)
+    members, open_round = set(range(num_workers)), 0
+    for decision in decisions:
+        match decision:
+            case Commit(pushes):
+                ranks, steps = [rank for rank, _ in pushes], {step for _, step in pushes}
+                if ranks != sorted(ranks):
+                    yield f"gradients were not added in the order of ranks ({decision})"
+                if len(steps) > 1 or min(steps) < open_round:
+                    yield f"a late gradient was not dropped (open round: {open_round}, {decision})"
+                missing = len(members.difference(ranks))
+                if missing > max(0, len(members) - (num_workers - spare)) and not has_deadline:
+                    yield f"round {min(steps)} was closed without {missing} ranks (spare: {spare})"
+                open_round = max(open_round, max(steps) + 1)
+            case Release(rank, step, stop=False) if step > open_round + bound:
+                yield f"rank {rank} was let go to step {step} while round {open_round} is open (bound: {bound})"
+            case Drop(rank, step) if step >= open_round:
+                yield f"a gradient was dropped in time ({decision}, open round: {open_round})"
+            case Leave(rank):
+                members.discard(rank)
+            case Join(rank):
+                members.add(rank)
+
+
+def _audit_order(decisions: list[Decision]) -> Iterator[str]:
+    """Every gradient once, for a step that its rank was told to take; versions count the updates."""
+    version = 0
+    told: dict[int, int] = {}
+    settled: set[tuple[int, int]] = set()
+    for decision in decisions:
+        match decision:
+            case Commit() | Drop():
+                pushes = decision.pushes if isinstance(decision, Commit) else ((decision.rank, decision.step),)
+                for push in pushes:
+                    if push in settled:
+                        yield f"the gradient of rank {push[0]} for step {push[1]} was used twice"
+                    elif told.get(push[0]) != push[1]:
+                        yield f"rank {push[0]} pushed step {push[1]}, and was told to take {told.get(push[0])}"
+                    settled.add(push)
+                version += isinstance(decision, Commit)
+            case Release(rank, step, version=found):
+                told[rank] = step
+                if found is not None and found != version:
+                    yield f"rank {rank} got version {found} after {version} updates"

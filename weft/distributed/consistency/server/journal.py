@@ -1,0 +1,150 @@
+"""The record of a shard's decisions: JSON lines, one file for each seed and shard.
+
+    RUN/decisions/seed-0/shard-0.jsonl
+      {"format": 1, "plan": "data=4 ...", "workers": 4, "shard": 0, "seed": 0}
+      ["release", 0, 0, 0, 0]          rank 0 takes step 0, with version 0 of the weights
+      ["commit", [0, 0]]               its gradient is an update
+      ...
+      {"updates": 1520, "staleness": [1, 3, 9], "dropped": 0, "refused": {}}
+
+Lines reach the disk every second; the last one is there only if the run came to its end.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TextIO, final
+
+from weft.distributed.consistency.server.decisions import Decision, Join, decode, encode
+from weft.errors import CorruptFileError, RunFolderError, StorageError
+
+__all__ = ["FOLDER", "Journal", "Summary", "journal_file", "read_decisions", "read_summary"]
+
+FORMAT = 1
+FOLDER = "decisions"
+FLUSH_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a shard did in one training. `staleness[i]` updates were made on weights i updates old."""
+
+    updates: int = 0
+    staleness: tuple[int, ...] = ()
+    dropped: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    lost: int = 0  # updates that a restored shard knows to be lost
+
+    @property
+    def mean_staleness(self) -> float:
+        total = sum(self.staleness)
+        return sum(i * count for i, count in enumerate(self.staleness)) / total if total else 0.0
+
+
+def journal_file(run: Path, seed: int, shard: int) -> Path:
+    return run / FOLDER / f"seed-{seed}" / f"shard-{shard}.jsonl"
+
+
+@final
+class Journal:
+    """Appends decisions to a file. A shard that was restored goes on in the file of the one before it."""
+
+    def __init__(
+        self,
+        path: Path,
+        about: Mapping[str, Any],
+        *,
+        goes_on: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path = path
+        self._clock = clock
+        self._flushed_at = clock()
+        with _storing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: TextIO = path.open("a" if goes_on else "w", encoding="utf-8")
+        if not goes_on:
+            self._write({"format": FORMAT, **about})
+
+    def note(self, decision: Decision) -> None:
+        self._write(encode(decision))
+
+    def restored(self, version: int, lost: int) -> None:
+        """The shard was lost here, and goes on from a version that it had kept."""
+        self._write({"restored": version, "lost": lost})
+
+    def end(self, summary: Summary) -> None:
+        self._write(asdict(summary))
+        self.close()
+
+    def close(self) -> None:
+        with _storing(self._path):
+            self._file.close()
+
+    def _write(self, line: Any) -> None:
+        with _storing(self._path):
+            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            if self._clock() - self._flushed_at >= FLUSH_SECONDS:
+                self._file.flush()
+                self._flushed_at = self._clock()
+
+
+def read_decisions(run: Path, seed: int, shard: int) -> list[Decision]:
+    """What a shard of a run decided.
+
+    Raises:
+        RunFolderError: the run recorded nothing, or nothing that can be repeated.
+    """
+    path = journal_file(run, seed, shard)
+    lines = _read_lines(path)
+    _check_head(path, next(lines, None))
+    decisions: list[Decision] = []
+    for line in lines:
+        if isinstance(line, list):
+            decisions.append(decode(line))
+        elif "restored" in line:
+            raise RunFolderError(f"run lost a server on the way, and cannot be repeated ({path}); replay another")
+    if any(isinstance(decision, Join) for decision in decisions):
+        raise RunFolderError(f"a rank of the run was lost and came back, which cannot be repeated ({path})")
+    return decisions
+
+
+def read_summary(run: Path, seed: int, shard: int) -> Summary | None:
+    """What the shard did in all; None where it did not come to its end."""
+    last: Any = None
+    for last in _read_lines(journal_file(run, seed, shard)):  # noqa: B007 -- the last line
+        pass
+    if not isinstance(last, dict) or "updates" not in last:
+        return None
+    return Summary(**{**last, "staleness": tuple(last["staleness"])})
+
+
+def _check_head(path: Path, head: Any) -> None:
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise CorruptFileError(f"file is no record of decisions of this version ({path}); replay another run")
+
+
+def _read_lines(path: Path) -> Iterator[Any]:
+    """Every whole line; one that a crash cut off is left out."""
+    try:
+        whole, _, _torn = path.read_bytes().rpartition(b"\n")
+    except FileNotFoundError:
+        raise RunFolderError(f"run has no record of what its servers decided ({path}); replay a relaxed run") from None
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise CorruptFileError(f"record of decisions has a bad line ({path}:{number}: {error})") from None
+
+
+@contextmanager
+def _storing(path: Path) -> Iterator[None]:
+    """Turns trouble with the disk into StorageError."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(f"decisions could not be written ({path}: {reason}); free space") from error

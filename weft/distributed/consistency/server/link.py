@@ -1,0 +1,128 @@
+"""A worker's side of one shard: which pieces it holds, what is under way to it, what comes back."""
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+from torch import Tensor
+
+from weft.distributed.consistency.server.cut import Piece
+from weft.distributed.consistency.server.protocol import InitHeader, PushHeader, Tag
+from weft.distributed.group.group import AbstractWork
+from weft.distributed.mailbox import AbstractMailbox, Message
+
+__all__ = ["ShardLink"]
+
+PATIENCE_SECONDS = 60.0
+"""How long a worker waits for a server that was lost to be restored."""
+
+
+@final
+class ShardLink:
+    """Weights that arrive are written into the parameters, which are the model's own memory."""
+
+    def __init__(
+        self, mailbox: AbstractMailbox, address: int, pieces: Sequence[Piece], parameters: Mapping[str, Tensor]
+    ) -> None:
+        self._mailbox = mailbox
+        self._address = address
+        self.pieces = tuple(pieces)
+        self.places = [piece.of(parameters[piece.name]) for piece in pieces]
+        self.version = 0
+        self.step = 0  # what the shard told this rank to take
+        self.is_stopped = False
+        self._under_way: list[AbstractWork] = []
+        self._missing: set[str] = set()
+        self._has_part = False
+
+    def initialise(self, header: InitHeader, tensors: Sequence[Tensor]) -> None:
+        self._send(Tag.INIT, header.to_json(), [*self.places, *tensors])
+
+    def say_hello(self, run: int, step: int | None) -> None:
+        """Ask for weights.
+
+        Args:
+            step: the earliest that this rank may take; None if it knows nothing yet.
+        """
+        self._send(Tag.HELLO, {"run": run, "step": step, "version": self.version})
+
+    def await_welcome(self) -> tuple[int, tuple[Tensor, ...]]:
+        """Take the weights that answer a greeting; the number of the training, and the buffers of rank 0."""
+        message = self._receive(Tag.WELCOME)
+        for place, tensor in zip(self.places, message.tensors, strict=False):
+            place.copy_(tensor)
+        self._note(message)
+        return int(message.header["run"]), message.tensors[len(self.places) :]
+
+    # A step.
+
+    def begin(self) -> None:
+        self._missing = {piece.name for piece in self.pieces}
+        self._has_part = False
+
+    def is_completed_by(self, name: str) -> bool:
+        """Note that a gradient is there; whether it was the last of this shard."""
+        if name not in self._missing:
+            return False
+        self._missing.discard(name)
+        return not self._missing
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._missing
+
+    def cut(self, tensors: Mapping[str, Tensor | None]) -> list[Tensor | None]:
+        """This shard's pieces of tensors by parameter name."""
+        found = [(piece, tensors.get(piece.name)) for piece in self.pieces]
+        return [None if tensor is None else piece.of(tensor) for piece, tensor in found]
+
+    def send_part(self, run: int, step: int, tensors: Sequence[Tensor | None]) -> int:
+        self._has_part = True
+        return self._send(Tag.PART, {"run": run, "step": step}, [t for t in tensors if t is not None])
+
+    def push(
+        self, run: int, step: int, lr: float, weight: float, tensors: Sequence[Tensor | None], *, wants: bool = True
+    ) -> int:
+        """Send a gradient, or what is still to be said of one that is there already; how many bytes were sent."""
+        absent = tuple(index for index, tensor in enumerate(tensors) if tensor is None)
+        header = PushHeader(run, step, lr, weight, absent, self._has_part, wants)
+        given = () if self._has_part else [tensor for tensor in tensors if tensor is not None]
+        return self._send(Tag.PUSH, header.to_json(), given)
+
+    def await_weights(self, *, wants: bool = True) -> Message:
+        """Take the weights that answer a push or a pull."""
+        message = self._receive(Tag.WEIGHTS, self.places if wants else ())
+        self._note(message)
+        return message
+
+    # Beside the steps.
+
+    def ask(self, tag: Tag, run: int) -> None:
+        self._send(tag, {"run": run})
+
+    def add(self, run: int, number: int, tensor: Tensor) -> Tensor:
+        """The sum over all workers that are left."""
+        self._send(Tag.SUM, {"run": run, "number": number}, [tensor])
+        return self._receive(Tag.TOTAL).tensors[0]
+
+    def await_state(self) -> Message:
+        return self._receive(Tag.STATE)
+
+    def await_return(self) -> None:
+        """Wait until a server that was lost is there again."""
+        self._under_way = []
+        self._mailbox.await_peers([self._address], self._mailbox.clock.now() + PATIENCE_SECONDS)
+
+    def _send(self, tag: Tag, header: Mapping[str, object], tensors: Sequence[Tensor] = ()) -> int:
+        self._under_way.append(self._mailbox.start_send(self._address, tag, header, tensors))
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def _receive(self, tag: Tag, into: Sequence[Tensor] | None = None) -> Message:
+        under_way, self._under_way = self._under_way, []
+        for work in under_way:
+            work.wait()
+        return self._mailbox.receive(tag, self._address, into=into)
+
+    def _note(self, message: Message) -> None:
+        self.version = int(message.header["version"])
+        if "step" in message.header:
+            self.step, self.is_stopped = int(message.header["step"]), bool(message.header["stop"])

@@ -1,0 +1,383 @@
+"""A server: one shard, its policy, and the messages that reach them."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Release
+from weft.distributed.consistency.server.journal import Journal, Summary, journal_file
+from weft.distributed.consistency.server.kept import Kept, keep, recall
+from weft.distributed.consistency.server.policy import AbstractPolicy
+from weft.distributed.consistency.server.protocol import InitHeader, MalformedError, PushHeader, Tag, read_int
+from weft.distributed.consistency.server.shard import Contribution, Form, Rate, Shard
+from weft.distributed.group.group import AbstractWork
+from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, Message
+from weft.errors import DeadlineError
+from weft.training.optimizers import AbstractOptimizer, OptimizerState, Shared
+
+__all__ = ["ServerSpec", "serve"]
+
+KEEP_SECONDS = 5.0
+"""From one snapshot of the shard to the next."""
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """What a server is for.
+
+    Args:
+        make_policy: for the seed of a training, and whether it begins (or a lost shard is restored).
+        make_optimizer: for the shard's part of all elements.
+        run: the run folder, where decisions are recorded; None to record nothing.
+        kept: where snapshots of the shard go, and are looked for; None to keep none.
+    """
+
+    shard: int
+    num_workers: int
+    plan: str
+    rate: Rate
+    make_policy: Callable[[int, bool], AbstractPolicy]
+    make_optimizer: Callable[[float], AbstractOptimizer]
+    form: Form = "gradient"
+    run: Path | None = None
+    kept: Path | None = None
+
+
+def serve(mailbox: AbstractMailbox, spec: ServerSpec) -> Summary:
+    """Serve the workers until all have left; what was done in the last training."""
+    return _Server(mailbox, spec).serve()
+
+
+@final
+class _Training:
+    """One training, from `init` to the next or to the end."""
+
+    def __init__(self, header: InitHeader, shard: Shard, policy: AbstractPolicy, buffers: Sequence[Tensor]) -> None:
+        self.header = header
+        self.shard = shard
+        self.policy = policy
+        self.buffers = tuple(buffers)
+        self.journal: Journal | None = None
+        self.parts: dict[int, tuple[int, tuple[Tensor, ...]]] = {}
+        self.pending: dict[tuple[int, int], Contribution] = {}
+        self.told: dict[int, Release] = {}  # what each rank was last let go with; nothing while it waits
+        self.last_step: dict[int, int] = {}
+        self.met: set[int] = set()  # ranks that this server has let go before
+        self.greeted: set[int] = set()  # ranks whose answer is a welcome
+        self.content: set[int] = set()  # ranks whose answer needs no weights
+        self.sums: dict[int, dict[int, Tensor]] = {}  # number of the sum -> rank -> its part
+        self.num_dropped = 0
+        self.num_lost = 0
+
+
+@final
+class _Server:
+    def __init__(self, mailbox: AbstractMailbox, spec: ServerSpec) -> None:
+        self._mailbox = mailbox
+        self._spec = spec
+        self._gone: set[int] = set()
+        self._refused: Counter[str] = Counter()
+        self._sends: list[AbstractWork] = []
+        self._early: list[Message] = []  # greetings that came before the first training
+        self._training: _Training | None = None
+        self._kept_at = -math.inf
+
+    def serve(self) -> Summary:
+        self._restore()
+        self._mailbox.follow_peers()
+        try:
+            while len(self._gone) < self._spec.num_workers:
+                self._take_turn()
+        finally:
+            summary = self._end_training()
+        return summary
+
+    # Messages.
+
+    def _take_turn(self) -> None:
+        alarm = self._training.policy.alarm() if self._training else math.inf
+        try:
+            message = self._mailbox.receive(deadline=alarm)
+        except DeadlineError:
+            self._carry_out(self._current.policy.ring(self._now))
+            return
+        is_note, is_known = message.tag in (JOINED, LEFT), 0 <= message.source < self._spec.num_workers
+        if is_note or not is_known:
+            if not is_note:
+                self._refused["unknown rank"] += 1
+            elif is_known and message.tag == LEFT:
+                self._lose(message.source)
+            return
+        try:
+            self._handle(message)
+        except MalformedError:
+            self._refused["malformed"] += 1
+
+    def _handle(self, message: Message) -> None:
+        match message.tag:
+            case Tag.INIT:
+                self._begin(message)
+            case _ if self._training is None:
+                self._early.append(message)
+            case Tag.HELLO:
+                self._greet(message)
+            case _ if message.header.get("run") != self._current.header.run:
+                self._refused["late"] += 1
+            case Tag.PART:
+                step = read_int(message.header, "step")
+                self._current.parts[message.source] = (step, message.tensors)
+            case Tag.PUSH:
+                self._take_push(message)
+            case Tag.STOP:
+                self._carry_out(self._current.policy.stop())
+            case Tag.SUM:
+                self._add_to_sum(message)
+            case Tag.PULL:
+                self._send(message.source, Tag.WEIGHTS, {**self._position(), **self._statistics()}, self._shard.weights)
+            case Tag.FETCH:
+                self._send_state(message.source)
+            case _:
+                self._refused["unknown tag"] += 1
+
+    def _begin(self, message: Message) -> None:
+        header = InitHeader.read(message.header)
+        num_weights = header.num_pieces + len(header.slots)
+        if len(message.tensors) != num_weights + header.num_buffers:
+            raise MalformedError("tensors")
+        if self._training is not None and header.run == self._training.header.run:
+            self._refused["duplicate"] += 1
+            return
+        self._end_training()
+        self._training = self._make_training(header, message.tensors[: header.num_pieces])
+        self._training.buffers = message.tensors[num_weights:]
+        slots = _join_slots(header, message.tensors[header.num_pieces : num_weights])
+        if slots or header.updates:
+            state = _with_slots(self._shard.state, slots, header.updates)
+            self._shard.restore(self._shard.weights, state, version=0)
+        self._training.journal = self._open_journal(header, goes_on=False)
+        self._keep(is_due=True)
+        early, self._early = self._early, []
+        for greeting in early:
+            self._handle(greeting)
+
+    def _greet(self, message: Message) -> None:
+        step = None if message.header.get("step") is None else read_int(message.header, "step")
+        if read_int(message.header, "run") > self._current.header.run:  # of a training that rank 0 is yet to begin
+            self._early.append(message)
+            return
+        rank, training = message.source, self._current
+        self._gone.discard(rank)
+        training.num_lost = max(training.num_lost, read_int(message.header, "version") - self._shard.version)
+        training.greeted.add(rank)
+        training.parts.pop(rank, None)
+        training.told.pop(rank, None)
+        self._carry_out(training.policy.arrive(rank, step, self._now))
+
+    def _take_push(self, message: Message) -> None:
+        header, rank, training = PushHeader.read(message.header), message.source, self._current
+        tensors = message.tensors
+        if header.in_part:
+            step, tensors = training.parts.pop(rank, (-1, ()))
+            if step != header.step:
+                raise MalformedError("part")
+        given = _with_absent(tensors, header.absent, len(self._shard.weights))
+        if not self._shard.accepts(given):
+            raise MalformedError("tensors")
+        if not header.wants:
+            training.content.add(rank)
+        if rank not in training.met:  # it was let go by a server that is lost, and so are the weights it used
+            self._carry_out(training.policy.arrive(rank, header.step + 1, self._now))
+            return
+        told = training.told.get(rank)
+        if told is None or header.step <= training.last_step.get(rank, -1):
+            self._refused["duplicate"] += 1
+            return
+        assert told.version is not None
+        training.last_step[rank] = header.step
+        del training.told[rank]
+        training.pending[rank, header.step] = Contribution(
+            rank, header.step, told.version, header.weight, header.lr, given
+        )
+        self._carry_out(training.policy.push(rank, header.step, self._now))
+
+    def _add_to_sum(self, message: Message) -> None:
+        """A rank that adds up has ended its loop: it takes no more steps, and nobody waits for it."""
+        number = read_int(message.header, "number")
+        parts = self._current.sums.setdefault(number, {})
+        if len(message.tensors) != 1 or any(part.shape != message.tensors[0].shape for part in parts.values()):
+            raise MalformedError("tensors")
+        parts[message.source] = message.tensors[0]
+        self._carry_out(self._current.policy.leave(message.source, self._now))
+        self._finish_sums()
+
+    def _finish_sums(self) -> None:
+        training = self._current
+        waited_for = set(range(self._spec.num_workers)) - self._gone
+        for number, parts in list(training.sums.items()):
+            if parts and waited_for <= parts.keys():
+                total = torch.stack([parts[rank] for rank in sorted(parts)]).sum(0)
+                for rank in parts:
+                    self._send(rank, Tag.TOTAL, {"number": number}, [total])
+                del training.sums[number]
+
+    def _lose(self, rank: int) -> None:
+        self._gone.add(rank)
+        if self._training is not None:
+            self._training.parts.pop(rank, None)
+            self._carry_out(self._training.policy.leave(rank, self._now))
+            self._finish_sums()
+
+    # Decisions.
+
+    def _carry_out(self, decisions: Sequence[Decision]) -> None:
+        training = self._current
+        for decision in decisions:
+            match decision:
+                case Commit(pushes):
+                    self._renew_if_under_way()
+                    self._shard.commit([training.pending.pop(push) for push in pushes])
+                    self._keep(is_due=self._now - self._kept_at >= KEEP_SECONDS)
+                case Drop(rank, step):
+                    del training.pending[rank, step]
+                    training.num_dropped += 1
+                case Release(rank):
+                    decision = replace(decision, version=self._shard.version)
+                    training.told[rank] = decision
+                    training.met.add(rank)
+                    self._answer(decision)
+                case Join(rank):
+                    training.last_step.pop(rank, None)
+                case _:
+                    pass
+            if training.journal is not None:
+                training.journal.note(decision)
+
+    def _answer(self, release: Release) -> None:
+        training = self._current
+        header = {**self._position(), "step": release.step, "stop": release.stop}
+        if release.rank in training.greeted:
+            training.greeted.discard(release.rank)
+            self._send(release.rank, Tag.WELCOME, header, [*self._shard.weights, *training.buffers])
+        else:
+            is_content = release.rank in training.content
+            training.content.discard(release.rank)
+            self._send(release.rank, Tag.WEIGHTS, header, () if is_content else self._shard.weights)
+
+    def _send(self, rank: int, tag: str, header: dict[str, object], tensors: Sequence[Tensor]) -> None:
+        """Without waiting: a worker that is gone, or slow to listen, holds up nobody."""
+        self._sends = [work for work in self._sends if not work.is_done()]
+        self._sends.append(self._mailbox.start_send(rank, tag, header, tensors))
+
+    def _renew_if_under_way(self) -> None:
+        """Weights that are still being sent are left as they are, and the update is made on a copy."""
+        self._sends = [work for work in self._sends if not work.is_done()]
+        if self._sends:
+            self._shard.renew()
+
+    def _send_state(self, rank: int) -> None:
+        slots = [(int(name), slot, t) for name, own in self._shard.state.slots.items() for slot, t in own.items()]
+        header = {"slots": [[index, slot] for index, slot, _ in slots], "updates": int(self._shard.state.shared.step)}
+        header |= {"lr": float(self._shard.state.shared.lr)}
+        self._send(rank, Tag.STATE, header, [tensor.clone() for _, _, tensor in slots])
+
+    # Beginning and end.
+
+    @property
+    def _now(self) -> float:
+        return self._mailbox.clock.now()
+
+    @property
+    def _current(self) -> _Training:
+        assert self._training is not None, "init comes first"
+        return self._training
+
+    @property
+    def _shard(self) -> Shard:
+        return self._current.shard
+
+    def _position(self) -> dict[str, object]:
+        return {"run": self._current.header.run, "version": self._shard.version}
+
+    def _statistics(self) -> dict[str, object]:
+        summary = self._summary()
+        return {"staleness": list(summary.staleness), "dropped": summary.dropped, "lost": summary.lost}
+
+    def _summary(self) -> Summary:
+        if self._training is None:
+            return Summary(refused=dict(sorted((self._refused + Counter(self._mailbox.refusals())).items())))
+        ages = self._shard.staleness
+        return Summary(
+            updates=self._shard.version,
+            staleness=tuple(ages[age] for age in range(max(ages, default=-1) + 1)),
+            dropped=self._training.num_dropped,
+            refused=dict(sorted((self._refused + Counter(self._mailbox.refusals())).items())),
+            lost=self._training.num_lost,
+        )
+
+    def _end_training(self) -> Summary:
+        summary = self._summary()
+        if self._training is not None and self._training.journal is not None:
+            self._training.journal.end(summary)
+            self._training.journal = None
+        return summary
+
+    def _make_training(self, header: InitHeader, weights: Sequence[Tensor], *, is_fresh: bool = True) -> _Training:
+        shard = Shard(
+            weights,
+            self._spec.make_optimizer(header.fraction),
+            rate=self._spec.rate,
+            form=self._spec.form,
+            num_workers=self._spec.num_workers,
+            clip_norm=header.clip_norm,
+        )
+        return _Training(header, shard, self._spec.make_policy(header.seed, is_fresh), ())
+
+    def _open_journal(self, header: InitHeader, *, goes_on: bool) -> Journal | None:
+        if self._spec.run is None:
+            return None
+        about = {"plan": self._spec.plan, "workers": self._spec.num_workers}
+        about |= {"shard": self._spec.shard, "seed": header.seed}
+        path = journal_file(self._spec.run, header.seed, self._spec.shard)
+        return Journal(path, about, goes_on=goes_on, clock=self._mailbox.clock.now)
+
+    def _keep(self, *, is_due: bool) -> None:
+        if self._spec.kept is not None and is_due:
+            keep(self._spec.kept, Kept(self._current.header, self._shard, self._current.buffers))
+            self._kept_at = self._now
+
+    def _restore(self) -> None:
+        """Go on where a server of the same shard was, if there has been one."""
+        found = recall(self._spec.kept) if self._spec.kept is not None else None
+        if found is None:
+            return
+        self._training = self._make_training(found.header, found.weights, is_fresh=False)
+        self._training.buffers = found.buffers
+        state = _with_slots(self._shard.state, found.slots, found.updates)
+        self._shard.restore(found.weights, state, found.version)
+        self._training.journal = self._open_journal(found.header, goes_on=True)
+
+
+def _with_absent(tensors: Sequence[Tensor], absent: Sequence[int], num_pieces: int) -> tuple[Tensor | None, ...]:
+    """The tensors at their places, None at the others."""
+    if len(tensors) + len(set(absent)) != num_pieces:
+        raise MalformedError("tensors")
+    given = iter(tensors)
+    return tuple(None if index in absent else next(given, None) for index in range(num_pieces))
+
+
+def _join_slots(header: InitHeader, tensors: Sequence[Tensor]) -> dict[str, dict[str, Tensor]]:
+    slots: dict[str, dict[str, Tensor]] = {}
+    for (index, name), tensor in zip(header.slots, tensors, strict=True):
+        slots.setdefault(str(index), {})[name] = tensor
+    return slots
+
+
+def _with_slots(state: OptimizerState, slots: dict[str, dict[str, Tensor]], updates: int) -> OptimizerState:
+    shared = Shared(lr=state.shared.lr, step=torch.tensor(float(updates), dtype=torch.float64))
+    return OptimizerState(shared, {name: slots.get(name, own) for name, own in state.slots.items()})

@@ -1,0 +1,150 @@
+"""One shard: its pieces of the parameters, their optimizer state, and the updates made of what workers push.
+
+A gradient is the mean over the pusher's own samples, and counts by their share of the batch. How:
+
+    together      the weighted sum of a round, in the order of ranks, is one update with the learning rate as it is:
+                  what synchronous ranks do
+    share         one gradient is one update, with the learning rate times its share: N updates with the N-th part
+                  move plain SGD as far as one synchronous update does
+    staleness     one gradient is one update, with the learning rate over its staleness, which is about N with N
+                  workers (Zhang, Gupta, Lian and Liu, 2016)
+    full          one gradient is one update, with the whole learning rate (Dean et al., 2012)
+
+Momentum stays with the shard, as in Project Adam: there is one velocity, to which every worker adds. Asynchrony acts
+like further momentum, of about 1 - 1/N (Mitliagkas, Zhang, Hadjis and Re, 2016): lower the optimizer's own as workers
+grow.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from weft.training.gradients import clip_by_norm
+from weft.training.optimizers import AbstractOptimizer, OptimizerState
+
+__all__ = ["Contribution", "Form", "Rate", "Shard"]
+
+Rate = Literal["together", "share", "staleness", "full"]
+
+Form = Literal["gradient", "difference"]
+"""What is pushed: gradients, for the shard's optimizer; or differences of weights, which are added."""
+
+
+@dataclass(frozen=True, eq=False)
+class Contribution:
+    """What one worker pushed for one step; None for a piece that had no part in its loss."""
+
+    rank: int
+    step: int
+    version: int  # of the weights that it was computed on
+    weight: float  # its share of the batch
+    lr: float
+    tensors: tuple[Tensor | None, ...]
+
+
+@final
+class Shard:
+    """A state machine without transport: `commit` updates, `weights` are what a pull returns.
+
+    Args:
+        weights: the pieces, which are updated in place.
+        num_workers: how many contributions make a whole round.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        optimizer: AbstractOptimizer,
+        *,
+        rate: Rate,
+        num_workers: int,
+        form: Form = "gradient",
+        clip_norm: float | None = None,
+    ) -> None:
+        self._pieces = {str(index): tensor.detach() for index, tensor in enumerate(weights)}
+        self._optimizer = optimizer
+        self._rate = rate
+        self._form = form
+        self._num_workers = num_workers
+        self._clip_norm = clip_norm
+        self.state: OptimizerState = optimizer.init(self._pieces)
+        self.version = 0
+        self.staleness: Counter[int] = Counter()
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return tuple(self._pieces.values())
+
+    def accepts(self, tensors: Sequence[Tensor | None]) -> bool:
+        """Whether a worker's tensors are of the pieces' number, shapes and types."""
+        pairs = zip(tensors, self.weights, strict=False)
+        return len(tensors) == len(self._pieces) and all(
+            tensor is None or (tensor.shape == piece.shape and tensor.dtype == piece.dtype) for tensor, piece in pairs
+        )
+
+    def renew(self) -> None:
+        """Go on with copies of the weights: whoever reads the old ones may go on doing so."""
+        self._pieces = {name: tensor.clone() for name, tensor in self._pieces.items()}
+
+    def restore(self, weights: Sequence[Tensor], state: OptimizerState, version: int) -> None:
+        """Go on from a snapshot."""
+        for piece, tensor in zip(self.weights, weights, strict=True):
+            piece.copy_(tensor)
+        self.state, self.version = state, version
+
+    def commit(self, contributions: Sequence[Contribution]) -> None:
+        """One update. Of gradients that arrive singly there is one contribution."""
+        for contribution in contributions:
+            self.staleness[self.version - contribution.version] += 1
+        total, factor = self._combine(contributions)
+        if any(tensor is not None for tensor in total):
+            self._update(dict(zip(self._pieces, total, strict=True)), factor, contributions[0].lr)
+        self.version += 1
+
+    def _combine(self, contributions: Sequence[Contribution]) -> tuple[Sequence[Tensor | None], float]:
+        """What the update is made of, and what its learning rate (or the difference itself) is multiplied by."""
+        first = contributions[0]
+        if self._rate == "together":
+            return self._add(contributions), 1.0
+        assert len(contributions) == 1, "updates by arrival are made of one gradient each"
+        match self._rate:
+            case "share":
+                return first.tensors, first.weight
+            case "staleness":
+                return first.tensors, 1.0 / max(1, self.version - first.version)
+            case "full":
+                return first.tensors, 1.0
+
+    def _add(self, contributions: Sequence[Contribution]) -> list[Tensor | None]:
+        """The weighted sum. A gradient that only some have counts as zeros of the others, as it does among synchronous
+        ranks; where some are missing, the weights of the rest are made to sum to 1."""
+        shares = [contribution.weight for contribution in contributions]
+        if len(contributions) < self._num_workers:
+            whole = sum(shares)
+            shares = [share / whole if whole else 0.0 for share in shares]
+        total: list[Tensor | None] = []
+        for index, piece in enumerate(self.weights):
+            found = [contribution.tensors[index] for contribution in contributions]
+            if not any(shares) or all(tensor is None for tensor in found):
+                total.append(None)
+                continue
+            terms = [torch.zeros_like(piece) if t is None else t * s for t, s in zip(found, shares, strict=True)]
+            for term in terms[1:]:
+                terms[0].add_(term)
+            total.append(terms[0])
+        return total
+
+    @torch.no_grad()
+    def _update(self, total: Mapping[str, Tensor | None], factor: float, lr: float) -> None:
+        if self._form == "difference":
+            for name, difference in total.items():
+                if difference is not None:
+                    self._pieces[name].add_(difference, alpha=factor)
+            return
+        if self._clip_norm is not None:
+            total = clip_by_norm(total, self._clip_norm)
+        self.state = self._optimizer.update(total, self._pieces, self.state, factor * lr)

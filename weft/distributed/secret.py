@@ -1,0 +1,56 @@
+"""The run's secret: made by whoever starts the peers, handed to them in a file or the environment, never sent."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+from weft.errors import UsageError
+
+__all__ = ["SECRET_VARIABLE", "find_secret", "make_secret", "write_secret"]
+
+SECRET_VARIABLE = "WEFT_SECRET"
+MIN_BYTES = 16
+
+
+def make_secret() -> bytes:
+    return secrets.token_bytes(32)
+
+
+def write_secret(folder: Path, secret: bytes) -> Path:
+    """Leave the secret in a file that only its owner can read."""
+    path = folder / "secret"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(secret.hex().encode())
+    return path
+
+
+def find_secret(folder: Path | None = None, environment: Mapping[str, str] = os.environ) -> bytes:
+    """The secret of the environment (in hexadecimal), or else of the folder where peers meet.
+
+    Raises:
+        UsageError: there is none, it is too short, or others may read its file.
+    """
+    text = environment.get(SECRET_VARIABLE) or (_read(folder / "secret") if folder is not None else None)
+    if text is None:
+        raise UsageError(f"there is no secret for the mailbox; start peers with weft run, or set {SECRET_VARIABLE}")
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        raise UsageError("secret of the mailbox is not hexadecimal; make one with openssl rand -hex 32") from None
+    if len(secret) < MIN_BYTES:
+        raise UsageError(
+            f"secret of the mailbox is too short (bytes: {len(secret)}, at least: {MIN_BYTES}); "
+            "make one with openssl rand -hex 32"
+        )
+    return secret
+
+
+def _read(path: Path) -> str | None:
+    try:
+        if path.stat().st_mode & 0o077:
+            raise UsageError(f"secret of the mailbox can be read by others ({path}); chmod 600")
+        return path.read_text()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,54 @@
+"""How fast a virtual rank computes from step to step, and how much of its time it was idle."""
+
+from collections.abc import Callable, Iterable
+from typing import final
+
+from weft.distributed.group.clock import AbstractClock
+from weft.training.events import Event, StepStarted, TrainingEnded, TrainingStarted
+
+__all__ = ["Pace"]
+
+
+@final
+class Pace(AbstractClock):
+    """A clock for computation that is slower in some steps, and a listener that learns which step it is.
+
+    A rank is idle where it neither computes nor lets a charge pass: it waits for others.
+
+    Args:
+        slowness: from (seed, step) to how many times as long as usual the step takes.
+        seeds: of the trainings that will be listened to, in order.
+    """
+
+    def __init__(self, inner: AbstractClock, slowness: Callable[[int, int], float], seeds: Iterable[int]) -> None:
+        self._inner = inner
+        self._slowness = slowness
+        self._seeds = iter(seeds)
+        self._seed = 0
+        self._factor = 1.0
+        self._began = self._busy = 0.0
+        self.idle_shares: list[float] = []
+        """Of each training, between its first step and its end."""
+
+    def now(self) -> float:
+        return self._inner.now()
+
+    def charge(self, seconds: float) -> None:
+        self._busy += seconds * self._factor
+        self._inner.charge(seconds * self._factor)
+
+    def wait_until(self, moment: float) -> None:
+        self._inner.wait_until(moment)
+
+    def listen(self, event: Event) -> None:
+        match event:
+            case TrainingStarted():
+                self._seed, self._began, self._busy = next(self._seeds), self.now(), 0.0
+            case StepStarted(progress):
+                self._factor = self._slowness(self._seed, progress.step)
+            case TrainingEnded():
+                passed = self.now() - self._began
+                self.idle_shares.append(1 - self._busy / passed if passed else 0.0)
+                self._factor = 1.0
+            case _:
+                pass

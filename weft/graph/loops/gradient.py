@@ -1,0 +1,66 @@
+"""One iteration of a loop, and its gradient, as programs."""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.graph.capture import capture_noting
+from weft.graph.dynamic import example_of, names_of
+from weft.graph.graph import Graph
+from weft.graph.loops.registry import find_body
+from weft.graph.program import Program
+from weft.graph.recording import lifted
+from weft.graph.replay import replay
+from weft.graph.rewrites import rewrite
+from weft.graph.tracing import Origin
+
+__all__ = ["backward_program", "forward_program", "is_differentiable"]
+
+
+def is_differentiable(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+@cache
+def forward_program(key: str) -> Program:
+    return Program(rewrite(find_body(key)))
+
+
+@cache
+def backward_program(key: str) -> Program:
+    """Takes what the iteration takes, then a gradient for each differentiable result; gives a gradient for each
+    differentiable thing that it takes, None where no result depends on it."""
+    return Program(rewrite(_backward_of(find_body(key))))
+
+
+def _backward_of(body: Graph) -> Graph:
+    origin = Origin()
+    results = [node.meta["val"] for node in body.result_nodes]
+    fakes = {
+        "taken": [node.meta["val"] for node in body.placeholders],
+        "gradients": [value for value in results if is_differentiable(value)],
+    }
+
+    def step(_state: Any, batch: Any) -> tuple[Any, Any]:
+        taken = [tensor.detach().requires_grad_(is_differentiable(tensor)) for tensor in batch["taken"]]
+        with torch.enable_grad():
+            values = replay(body.nodes, taken, lifted(body.constants), before=origin.follow)
+            origin.follow(None)
+            made = [value for value in values[body.nodes.output_node()] if is_differentiable(value)]
+            pairs = [(m, g) for m, g in zip(made, batch["gradients"], strict=True) if m.requires_grad]
+            wanted = [tensor for tensor in taken if tensor.requires_grad]
+            if not pairs:
+                return [None] * len(wanted), ()
+            found = torch.autograd.grad([m for m, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
+        return list(found), ()
+
+    batch = {part: [example_of(fake) for fake in group] for part, group in fakes.items()}
+    dynamic = {
+        f"batch.{part}.{i}": names
+        for part, group in fakes.items()
+        for i, fake in enumerate(group)
+        if (names := names_of(fake))
+    }
+    return capture_noting(step, (), batch, origin.note, dynamic or None)

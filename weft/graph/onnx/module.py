@@ -1,0 +1,126 @@
+"""An ONNX model as a module: its initializers are parameters and buffers, its nodes run in their order."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import onnx
+from onnx import helper
+from torch import Tensor, nn
+
+from weft.errors import CorruptFileError, GraphError, nearest
+from weft.graph.onnx.operators import IMPORTS
+from weft.graph.onnx.types import tensor_of
+
+__all__ = ["OnnxModule", "from_onnx", "load"]
+
+_OLDEST = 7  # operator sets: before, broadcasting was asked for by attributes
+
+
+def load(file: Path) -> "OnnxModule":
+    """Read an ONNX file of operators in `IMPORTS`.
+
+    Raises:
+        CorruptFileError: the file is no ONNX model.
+        GraphError: the model has an operator that is not in the table, or stores tensors outside the file.
+    """
+    try:
+        model = onnx.load_model(str(file), load_external_data=False)
+        onnx.checker.check_model(model)
+    except Exception as error:  # protobuf and onnx have many, of no common kind
+        raise CorruptFileError(f"file is not an ONNX model ({file}: {error}); export it again") from error
+    return from_onnx(model)
+
+
+def from_onnx(model: onnx.ModelProto) -> "OnnxModule":
+    """The same from a model in memory."""
+    version = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    if version < _OLDEST:
+        raise GraphError(f"ONNX model is too old (operator set: {version}, oldest: {_OLDEST}); export it again")
+    for node in model.graph.node:
+        if node.op_type not in IMPORTS or node.domain not in ("", "ai.onnx"):
+            name = node.op_type if not node.domain else f"{node.domain}.{node.op_type}"
+            cure = nearest(node.op_type, IMPORTS)
+            raise GraphError(f"ONNX operator is not in the table (operator: {name}, node: {node.name or '-'}); {cure}")
+    return OnnxModule(model)
+
+
+@final
+class OnnxModule(nn.Module):
+    """Called with the model's inputs in their order; returns its output, or a tuple of several.
+
+    Floating-point initializers are parameters, called as in the file with dots and slashes as underscores.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        super().__init__()
+        stored = {tensor.name: tensor_of(tensor) for tensor in model.graph.initializer}
+        self._inputs = [described.name for described in model.graph.input if described.name not in stored]
+        self._outputs = [described.name for described in model.graph.output]
+        self._steps = [_Step(node) for node in model.graph.node]
+        self._numbers: dict[str, list[int]] = {}
+        self._places: dict[str, str] = {}
+        for name, tensor in stored.items():
+            self._store(name, tensor)
+
+    def _store(self, name: str, tensor: Tensor) -> None:
+        place = "_".join("".join(c if c.isalnum() else " " for c in name).split()) or "unnamed"
+        while hasattr(self, place):
+            place += "_"
+        if tensor.is_floating_point():
+            self.register_parameter(place, nn.Parameter(tensor))
+        else:
+            self.register_buffer(place, tensor)
+            self._numbers[name] = tensor.flatten().tolist()
+        self._places[name] = place
+
+    def forward(self, *inputs: Tensor) -> Any:
+        if len(inputs) != len(self._inputs):
+            wanted = ", ".join(self._inputs)
+            raise GraphError(f"model takes other inputs (given: {len(inputs)}, wanted: {wanted}); pass them in order")
+        values: dict[str, Tensor | None] = {name: getattr(self, place) for name, place in self._places.items()}
+        values |= dict(zip(self._inputs, inputs, strict=True))
+        numbers = dict(self._numbers)
+        for step in self._steps:
+            for name, value in step.run(values, numbers):
+                values[name] = value
+        found = [values[name] for name in self._outputs]
+        return found[0] if len(found) == 1 else tuple(found)
+
+
+class _Step:
+    """One node: its function, its attributes, the names it reads and makes."""
+
+    def __init__(self, node: onnx.NodeProto) -> None:
+        self._kind = node.op_type
+        self._definition = IMPORTS[node.op_type]
+        self._inputs, self._outputs = list(node.input), list(node.output)
+        self._attributes: dict[str, Any] = {a.name: _attribute(a) for a in node.attribute}
+        if node.op_type == "Split":
+            self._attributes["outputs"] = len(node.output)
+
+    def run(self, values: dict[str, Tensor | None], numbers: dict[str, list[int]]) -> Iterator[tuple[str, Tensor | None]]:
+        given: list[Any] = []
+        for place, name in enumerate(self._inputs):
+            value = values[name] if name else None
+            if place in self._definition.static and value is not None:
+                # Known without looking at the tensor where it is stored, so that the module can be captured.
+                given.append(numbers[name] if name in numbers else value.flatten().tolist())
+            else:
+                given.append(value)
+        made = self._definition.function(self._attributes, *given)
+        results: Sequence[Tensor | None] = [made] if isinstance(made, Tensor) else made
+        for name, value in zip(self._outputs, results, strict=False):
+            if name:
+                self._note(numbers, name, value)
+                yield name, value
+
+    def _note(self, numbers: dict[str, list[int]], name: str, value: Tensor | None) -> None:
+        """Constants and shapes are numbers too."""
+        if self._kind == "Constant" and value is not None and not value.is_floating_point():
+            numbers[name] = value.flatten().tolist()
+
+
+def _attribute(attribute: onnx.AttributeProto) -> Any:
+    value = helper.get_attribute_value(attribute)
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,225 @@
+"""Where each value of a step lives, decided once for all steps.
+
+    look     in the memory of what it looks at (a view)
+    over     in the memory of a value that nobody will read again: of an operand, or of the old state it replaces
+    slot     in the arena, which the step keeps from one run to the next
+    fresh    in memory that its operator allocates: it leaves the step, or the operator cannot be told where to write
+
+A place is written over only where its last reader has run, or is the operator that writes and reads each element
+before it writes it. What the caller is given is always fresh.
+"""
+
+import math
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx
+
+from weft.graph.fusion import region_of
+from weft.graph.planned.aliases import is_look, owners_of, owns_its_outputs
+from weft.graph.planned.arena import Span, place_all
+from weft.graph.planned.variants import is_pointwise, written_into
+from weft.graph.rewrites.memory import layout_of
+
+__all__ = ["NORM", "PLAIN_NORM", "Homes", "plan_homes"]
+
+aten = torch.ops.aten
+
+NORM, PLAIN_NORM = aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.default
+"""Batch norm that gives its new running statistics, and its twin that writes them over the old ones."""
+
+_NORM_STATISTICS = {3: 3, 4: 4}  # output -> argument: the running mean and variance
+
+
+@dataclass
+class Homes:
+    """Values that share memory share its name, that of the first value in it.
+
+    Args:
+        place: the first value in the memory of each value that has some of its own.
+        offsets: where in the arena, by the first value.
+        num_bytes: of the arena.
+        last: the last call that reads each value, or a look at it, by number; `len(order)` where it outlives the step.
+    """
+
+    place: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    offsets: dict[fx.Node, int] = field(default_factory=dict)
+    num_bytes: int = 0
+    last: dict[fx.Node, int] = field(default_factory=dict)
+
+    def is_written(self, node: fx.Node) -> bool:
+        """Whether the call writes into memory that is there already."""
+        first = self.place.get(node)
+        return first is not None and (first is not node or node in self.offsets)
+
+
+def plan_homes(
+    order: Sequence[fx.Node], replaced: Mapping[fx.Node, fx.Node], returned: Collection[fx.Node]
+) -> Homes:
+    """Decide.
+
+    Args:
+        order: the nodes in the order in which they run.
+        replaced: inputs that the step may write over, and what each becomes.
+        returned: what the caller, or a sink, is given.
+    """
+    planner = _Planner(order, replaced, returned)
+    for number, node in enumerate(order):
+        planner.settle(number, node)
+    return planner.finished()
+
+
+class _Planner:
+    def __init__(
+        self, order: Sequence[fx.Node], replaced: Mapping[fx.Node, fx.Node], returned: Collection[fx.Node]
+    ) -> None:
+        self._order = order
+        self._owners = owners_of(order)
+        self._becomes: dict[fx.Node, list[fx.Node]] = {}
+        for old, new in replaced.items():
+            self._becomes.setdefault(new, []).append(old)
+        self._end = len(order)
+        self._last = self._last_reads([*replaced.values(), *returned])
+        self._leaving = {owner for node in returned for owner in self._owners[node]}
+        self._homes = Homes(last=self._last)
+        self._holds: dict[fx.Node, fx.Node] = {}  # the first value in a memory -> the value in it now
+        self._spans: dict[fx.Node, Span] = {}
+        for old in replaced:
+            self._take(old, old)
+
+    def settle(self, number: int, node: fx.Node) -> None:
+        """Give the value of a call its home."""
+        if node.op != "call_function" or is_look(node):
+            return
+        is_output = node.target is operator.getitem
+        maker = node.args[0] if is_output else node
+        assert isinstance(maker, fx.Node)
+        if not isinstance(node.meta.get("val"), Tensor) or not owns_its_outputs(maker):
+            return
+        if is_output:
+            self._settle_output(number, node, maker)
+            return
+        if node not in self._leaving and _is_plain(node) and written_into(node) is not None:
+            over = self._over(number, node) if is_pointwise(node) else self._own_state(number, node)
+            self._write(number, node, over)
+        else:
+            self._take(node, node)
+
+    def finished(self) -> Homes:
+        self._homes.offsets, self._homes.num_bytes = place_all(self._spans)
+        return self._homes
+
+    def _settle_output(self, number: int, node: fx.Node, maker: fx.Node) -> None:
+        old = self._statistic(node, maker)
+        if region_of(maker.target) is not None and node not in self._leaving and _is_plain(node):
+            self._write(number, node, self._own_state(number, node))
+        elif old is not None and self._is_free(old, self._number(maker), readers={maker}):
+            self._take(node, old)
+        else:
+            self._take(node, node)
+
+    def _statistic(self, node: fx.Node, maker: fx.Node) -> fx.Node | None:
+        """The running statistic that batch norm can write over, if the node is what it becomes."""
+        index = node.args[1]
+        argument = maker.args[_NORM_STATISTICS[index]] if maker.target is NORM and index in _NORM_STATISTICS else None  # type: ignore[index]
+        return argument if argument in self._becomes.get(node, ()) else None  # type: ignore[return-value]
+
+    def _over(self, number: int, node: fx.Node) -> fx.Node | None:
+        """The memory of an operand that the value of an element-wise call can take."""
+        own = self._own_state(number, node)
+        if own is not None:
+            return own
+        operands = [source for source in node.all_input_nodes if source in self._homes.place]
+        for operand in sorted(operands, key=lambda operand: not self._leads_home(operand, node)):
+            if layout_of(operand.meta["val"]) == layout_of(node.meta["val"]) and self._may_follow(number, node, operand):
+                return self._homes.place[operand]
+        return None
+
+    def _own_state(self, number: int, node: fx.Node) -> fx.Node | None:
+        """The old state that this value replaces, if its memory is free."""
+        for old in self._becomes.get(node, ()):
+            if layout_of(old.meta["val"]) != layout_of(node.meta["val"]):
+                continue
+            is_region = node.target is operator.getitem
+            writer = node.args[0] if is_region else node
+            readers = {writer} if is_region or is_pointwise(node) else set()
+            now = self._holds[old]
+            if self._is_free(now, self._number(writer), readers=readers):  # type: ignore[arg-type]
+                return old
+        return None
+
+    def _leads_home(self, operand: fx.Node, node: fx.Node) -> bool:
+        return self._homes.place[operand] in self._becomes.get(node, ())
+
+    def _may_follow(self, number: int, node: fx.Node, operand: fx.Node) -> bool:
+        first = self._homes.place[operand]
+        is_state = first in self._holds and first.op == "placeholder"
+        if is_state and self._last[node] == self._end and first not in self._becomes.get(node, ()):
+            return False  # it would be in the way of the state's own new value
+        return self._is_free(operand, number, readers={node})
+
+    def _is_free(self, value: fx.Node, number: int, readers: Collection[fx.Node]) -> bool:
+        """Whether a value's memory may be written by call `number`, which is among the readers if it reads in step."""
+        first = self._homes.place.get(value)
+        if first is None or self._holds[first] is not value or value in self._leaving:
+            return False
+        if self._last[value] > number or (self._last[value] == number and self._order[number] not in readers):
+            return False
+        # An operand that is another look at the same memory is not read in step with it.
+        reader = self._order[number]
+        return not any(
+            source is not value and value in self._owners[source] for source in reader.all_input_nodes
+        )
+
+    def _write(self, number: int, node: fx.Node, over: fx.Node | None) -> None:
+        first = node if over is None else over
+        self._take(node, first)
+        if over is None:
+            value = node.meta["val"]
+            maker = node.args[0] if node.target is operator.getitem else node
+            begin = self._number(maker)  # type: ignore[arg-type]
+            self._spans[node] = Span(begin, max(number, self._last[node]), value.numel() * value.element_size())
+        elif over in self._spans:
+            span = self._spans[over]
+            self._spans[over] = Span(span.first, max(span.last, self._last[node]), span.num_bytes)
+
+    def _take(self, node: fx.Node, first: fx.Node) -> None:
+        self._homes.place[node] = first
+        self._holds[first] = node
+
+    def _number(self, node: fx.Node) -> int:
+        return self._numbers[node]
+
+    def _last_reads(self, outliving: Collection[fx.Node]) -> dict[fx.Node, int]:
+        self._numbers = {node: number for number, node in enumerate(self._order)}
+        last = dict(self._numbers)
+        for number, node in enumerate(self._order):
+            for source in node.all_input_nodes:
+                for owner in (source, *self._owners[source]):
+                    last[owner] = max(last[owner], number)
+            for owner in self._owners[node]:
+                last[owner] = max(last[owner], number)
+        for node in outliving:
+            for owner in (node, *self._owners[node]):
+                last[owner] = self._end
+        return last
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Whether the value fills its memory, of a size that is known: then memory of that size can be given to it."""
+    value = node.meta["val"]
+    if not all(type(size) is int for size in (*value.shape, *value.stride())):
+        return False
+    return math.prod(value.shape) > 0 and _fills_memory(value)
+
+
+def _fills_memory(value: Tensor) -> bool:
+    """Dense, without gaps and overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(value.shape, value.stride(), strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,328 @@
+"""Recording: the operators that a function calls, as nodes of an FX graph, in the order in which they run.
+
+A tensor is known by its cell, and a cell knows the node of its present value. Tensors that are the same memory, whole,
+share a cell, so most writes in place need no node that writes:
+
+    y = x.detach()     y shares the cell of x                  no node
+    z = x.add(1)       z has a cell of its own                 add(x)
+    x.mul_(2)          the cell of x, and so y, moves on       mul(x), the new value of both
+    v = x.view(-1)     another look at the memory of x         view(x)
+    v.mul_(2)          which a cell cannot express             mul_(v): left to PyTorch's functionalisation
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils.weak import WeakIdKeyDictionary
+
+from weft.errors import GraphError
+from weft.graph.lines import quoted_line_on_stack
+from weft.graph.sizes import shape_of, size_of, strides_of
+from weft.torch_private import (
+    DispatchMode,
+    call_for_any_size,
+    in_backward,
+    leave_compiler_alone,
+    schema_of,
+    snapshot,
+    would_decompose,
+)
+
+__all__ = ["Annotate", "Cell", "Recorder", "lifted", "runner_of"]
+
+aten = torch.ops.aten
+
+Annotate = Callable[[fx.Node, bool], None]
+"""Told of every new node, and whether autograd's backward called for it, while the call is on the stack."""
+
+_COPY = aten.lift_fresh_copy.default
+_SAME_VALUE = (aten.detach.default, aten.alias.default)
+_NO_VALUE = (torch.ops.prim.device.default, aten.size.default, aten.stride.default, aten.storage_offset.default)
+_NORM, _DECLARED_NORM = aten.native_batch_norm.default, aten._native_batch_norm_legit.default
+_PURE_NORM = aten._native_batch_norm_legit_functional.default
+_FILL_MEMORY = aten.bernoulli_.float
+_PURE_TWINS = {_FILL_MEMORY: aten.bernoulli.p}
+
+
+@dataclass(eq=False)
+class Cell:
+    """The value of a tensor, and of all that are the same memory, whole."""
+
+    node: fx.Node
+    base: "Cell | None" = None  # of a view: the cell whose memory it looks at
+    is_viewed: bool = False
+    is_written: bool = False
+
+    @property
+    def root(self) -> "Cell":
+        return self if self.base is None else self.base
+
+
+def runner_of(mode: Any) -> Callable[..., Any]:
+    """How to call an operator on the tensors of a fake mode: `run(operator, *args, **kwargs)`."""
+    return _run_plainly if mode.shape_env is None else call_for_any_size
+
+
+def _run_plainly(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+@leave_compiler_alone
+class Recorder(DispatchMode):
+    """Records while it is entered.
+
+    Args:
+        note: writes what is known of a node into its meta.
+        resolve: whether to turn writes in place into new values where that can be done; else they are recorded.
+        run: calls an operator.
+        outside: gives what stands for a tensor that is neither an argument nor made here, which becomes an argument
+            (`captured`); without it such a tensor is refused.
+    """
+
+    supports_higher_order_operators = True  # they come here too, to be refused
+
+    def __init__(
+        self,
+        note: Annotate,
+        *,
+        resolve: bool = True,
+        run: Callable[..., Any] = _run_plainly,
+        outside: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.nodes = fx.Graph()
+        self.constants: dict[str, Tensor] = {}
+        self.captured: list[tuple[Tensor, Tensor]] = []  # from outside, with what stands for each
+        self.num_unresolved = 0
+        self._last: fx.Node | None = None  # placeholder
+        self._cells: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._note = note
+        self._resolve = resolve
+        self._run = run
+        self._outside = outside
+        self._let_in: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def placeholder(self, name: str, tensor: Tensor) -> Cell:
+        """Let a tensor in as an argument."""
+        with nullcontext() if self._last is None else self.nodes.inserting_after(self._last):
+            node = self._last = self.nodes.placeholder(name)
+        node.meta["val"] = snapshot(tensor)
+        return self._track(tensor, Cell(node))
+
+    def cell(self, tensor: Tensor) -> Cell:
+        """
+        Raises:
+            GraphError: the tensor is neither an argument nor made by an operator that was recorded.
+        """
+        found: Cell | None = self._cells.get(tensor)
+        if found is None:
+            raise GraphError(
+                f"step uses a tensor that is in neither its state nor its batch ({quoted_line_on_stack()}); "
+                "pass it in the state, or make it a buffer of its module"
+            )
+        return found
+
+    def inside(self, value: Any) -> Any:
+        """Arguments of a call with every tensor from outside replaced by what stands for it here."""
+        if isinstance(value, Tensor):
+            if value in self._cells or self._outside is None:
+                return value
+            if value not in self._let_in:
+                self._let_in[value] = self._outside(value)
+                self.placeholder(f"captured_{len(self.captured)}", self._let_in[value])
+                self.captured.append((value, self._let_in[value]))
+            return self._let_in[value]
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self.inside, value))
+        return {key: self.inside(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._outside is not None:
+            args, kwargs = self.inside(args), self.inside(kwargs)
+        if func in _SAME_VALUE:
+            made = snapshot(args[0])
+            self._track(made, self.cell(args[0]))
+            return made
+        if func in _NO_VALUE:
+            return self._run(func, *args, **kwargs)
+        if would_decompose(func, args):
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        if schema_of(func) is None:
+            where = quoted_line_on_stack()
+            raise GraphError(f"step calls what a graph cannot hold ({func}, {where}); write it with operators")
+        if func in (aten.lift_fresh.default, aten.lift.default):
+            return self._constant(args[0], is_copied=func is aten.lift_fresh.default)
+        if schema_of(func).is_mutable or _is_norm_that_writes(func, args):
+            return self._write(func, args, kwargs)
+        return self._record(func, args, kwargs)
+
+    def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        node = self._node(func, args, kwargs)
+        made = self._run(func, *args, **kwargs)
+        views = [self.cell(arg).root for arg in _looked_at(func, args, kwargs)]
+        for view in views:
+            view.is_viewed = True
+        self._bind(node, made, views[0] if views else None)
+        return made
+
+    def _constant(self, value: Tensor, *, is_copied: bool) -> Tensor:
+        """What `torch.tensor` made is kept with the graph, and copied, because the step may write to it."""
+        made: Tensor = aten.lift_fresh.default(value)
+        name = f"constant_{len(self.constants)}"
+        self.constants[name] = value
+        node = self.nodes.get_attr(name)
+        node.meta["val"] = snapshot(made)
+        if is_copied:
+            node = self.nodes.create_node("call_function", _COPY, (node,), name="lift_fresh_copy")
+            self._noted(node, snapshot(made))
+        self._track(made, Cell(node))
+        return made
+
+    def _write(self, func: Any, args: Any, kwargs: Any) -> Any:
+        written = [self.cell(tensor) for tensor in _written(func, args, kwargs)]
+        for cell in written:
+            cell.root.is_written = True
+        twin = _twin(func) if self._resolve and not any(c.base or c.is_viewed for c in written) else None
+        args = _with_defaults(func, args) if func in _PURE_TWINS else args
+        if twin is _PURE_NORM:
+            return self._write_norm(args, written)
+        if twin is not None and len(written) == 1 and _is_alike(self._run(twin, *args, **kwargs), args[0]):
+            node = self._node(twin, args, kwargs)
+            node.meta["fills_memory"] = func is _FILL_MEMORY
+            made = self._run(func, *args, **kwargs)
+            self._noted(node, snapshot(made))
+            written[0].node = node
+            self._track(made, written[0])
+            return made
+        return self._write_as_it_is(_DECLARED_NORM if func is _NORM else func, args, kwargs)
+
+    def _write_norm(self, args: Any, statistics: list[Cell]) -> Any:
+        """Batch norm, with the running statistics as further outputs."""
+        node = self._node(_PURE_NORM, args, {})
+        made = self._run(_NORM, *args)
+        values = (*made, args[3], args[4])
+        self._bind(node, values, None, statistics)
+        return made
+
+    def _write_as_it_is(self, func: Any, args: Any, kwargs: Any) -> Any:
+        self.num_unresolved += 1
+        node = self._node(func, args, kwargs)
+        node.meta["fills_memory"] = func is _FILL_MEMORY
+        made = self._run(func, *args, **kwargs)
+        written = list(_written(func, args, kwargs))
+        if isinstance(made, Tensor) and any(made is tensor for tensor in written):
+            self._noted(node, snapshot(made))
+            self.cell(made).node = node
+        else:
+            self._bind(node, made, None)
+        return made
+
+    def _node(self, func: Any, args: Any, kwargs: Any) -> fx.Node:
+        recorded = tuple(map(self._recorded, args)), {key: self._recorded(value) for key, value in kwargs.items()}
+        return self.nodes.create_node("call_function", func, *recorded, name=func._schema.name.partition("::")[2])
+
+    def _recorded(self, value: Any) -> Any:
+        """An argument as a node holds it."""
+        if isinstance(value, Tensor):
+            return self.cell(value).node
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self._recorded, value)) if type(value) in (tuple, list) else list(value)
+        if isinstance(value, torch.SymInt):
+            return size_of(value)
+        return value
+
+    def _bind(self, node: fx.Node, made: Any, base: Cell | None, known: Sequence[Cell] = ()) -> None:
+        """Let what an operator made stand for its node; the last of several may be the values of known cells."""
+        if isinstance(made, Tensor):
+            self._noted(node, snapshot(made))
+            self._track(made, Cell(node, base))
+        elif isinstance(made, (tuple, list)):
+            values = [snapshot(part) if isinstance(part, Tensor) else part for part in made]
+            self._noted(node, values)
+            for i, part in enumerate(made):
+                if isinstance(part, Tensor):
+                    item = self.nodes.create_node("call_function", operator.getitem, (node, i), name="getitem")
+                    self._noted(item, values[i])
+                    place = i - len(made) + len(known)
+                    if place >= 0:
+                        known[place].node = item
+                    else:
+                        self._track(part, Cell(item, base))
+        else:
+            self._noted(node, made)
+
+    def _noted(self, node: fx.Node, value: Any) -> None:
+        node.meta["val"] = value
+        self._note(node, in_backward())
+
+    def _track(self, tensor: Tensor, cell: Cell) -> Cell:
+        self._cells[tensor] = cell
+        return cell
+
+
+def lifted(constants: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
+    """Constants of another graph, which a recorder that is at work keeps as its own."""
+    return lambda name: aten.lift.default(constants[name])
+
+
+def _is_norm_that_writes(func: Any, args: Any) -> bool:
+    """native_batch_norm writes its running statistics and does not say so; its twins do, and compute the same."""
+    return func is _NORM and args[3] is not None and bool(args[5])
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    if func is _NORM:
+        yield from args[3:5]
+        return
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            yield from value if isinstance(value, (tuple, list)) else [value] if value is not None else []
+
+
+def _looked_at(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The arguments whose memory a result may share."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None:
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            yield from value if isinstance(value, (tuple, list)) else [value] if value is not None else []
+
+
+def _twin(func: Any) -> Any:
+    """The operator that gives as a new value what `func` writes to its first argument; None if there is none."""
+    if func is _NORM:
+        return _PURE_NORM
+    if func in _PURE_TWINS:
+        return _PURE_TWINS[func]
+    namespace, _, name = func._schema.name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None) if name.endswith("_") else None
+    overload = func._overloadname
+    if packet is None or overload not in packet.overloads():
+        return None
+    twin = getattr(packet, overload)
+    same = [a.name for a in twin._schema.arguments] == [a.name for a in func._schema.arguments]
+    return twin if same and not twin._schema.is_mutable and len(twin._schema.returns) == 1 else None
+
+
+def _with_defaults(func: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    """What was left out because it is the default, which a twin need not share."""
+    positional = [argument for argument in func._schema.arguments if not argument.kwarg_only]
+    return *args, *(argument.default_value for argument in positional[len(args) :])
+
+
+def _is_alike(made: Any, tensor: Tensor) -> bool:
+    """Whether a new value would lie in memory as the tensor does."""
+    return isinstance(made, Tensor) and _layout(made) == _layout(tensor)
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return shape_of(tensor), strides_of(tensor), tensor.dtype, tensor.device
