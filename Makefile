@@ -32,7 +32,7 @@ format: .venv/dev
 	touch $@
 
 .venv/dev: .venv/runtime
-	$(PIP) --editable '.[dev,images,mpi]'
+	$(PIP) --editable '.[dev,huggingface,images,jax,mpi,onnx]'
 	touch $@
 
 clean:

@@ -11,16 +11,21 @@ from typing import Any
 
 from weft.errors import StorageError
 
-__all__ = ["use_new_folder", "write_json", "write_text"]
+__all__ = ["use_new_folder", "write_bytes", "write_json", "write_text"]
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 with the line ends of the text, as `write_bytes` writes."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write beside the target, flush to disk, then rename over it: a crash leaves the old file or the new one."""
     scratch = _scratch_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with scratch.open("xb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)

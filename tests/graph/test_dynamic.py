@@ -12,7 +12,7 @@ from tests.graph.steps import plain
 from weft.errors import GraphError
 from weft.graph import Program, capture, check_shapes, grad, load_graph, rewrite, save_graph, svg_of, text_of
 from weft.graph.dynamic import Dynamic
-from weft.graph.generated import training_step
+from weft.graph import training_step
 from weft.specs import TaskSpec, TensorSpec
 from weft.training.models import MODELS
 

@@ -17,12 +17,13 @@ __all__ = ["Job", "choose_recipe", "new_job", "resumed_job", "with_plan", "with_
 
 @dataclass(frozen=True)
 class Job:
-    """A recipe, a run folder, and the seeds that are still to be trained."""
+    """A recipe, a run folder, and the seeds that are still to be trained; `replay` is the run that is repeated."""
 
     recipe: Recipe
     folder: RunFolder
     seeds: tuple[int, ...]
     is_resumed: bool
+    replay: Path | None = None
 
 
 def choose_recipe(name: str | None, settings: Sequence[str], plan: str | None, workers: int | None) -> Recipe:

@@ -13,16 +13,17 @@ from weft.cli.console import error_console
 from weft.cli.job import Job
 from weft.cli.progress import use_progress
 from weft.distributed.group.group import AbstractGroup
-from weft.distributed.group.solo import SoloGroup
 from weft.distributed.placement import carry_out
 from weft.engines.local import run_ranks
 from weft.engines.meeting import meet
-from weft.engines.place import find_place
+from weft.engines.place import Place, find_place
 from weft.engines.program import Program
+from weft.engines.serving import Service, tolerance_of, use_replicas
 from weft.errors import TrainingError
 from weft.metrics.run_folder import RunFolder
 from weft.specs import parse_plan
 from weft.training.recipe import Recipe
+from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.run import resume_run, run_recipe
 
 __all__ = ["Finished", "execute", "train_rank"]
@@ -44,14 +45,15 @@ def execute(make_job: Callable[[int | None], Job], *, quiet: bool) -> Finished |
     """
     place = find_place()
     if place.starter != "nobody":
-        return _join(meet(place), make_job, quiet=quiet)
+        return _join(place, make_job, quiet=quiet)
     job = make_job(None)
-    num_ranks = parse_plan(job.recipe.mutable.plan).num_ranks
+    plan = parse_plan(job.recipe.mutable.plan)
     try:
-        if num_ranks == 1:
-            _train(job, SoloGroup(), quiet=quiet)
+        if plan.num_ranks == 1:
+            _train(job, SoloReplicas(), quiet=quiet)
         else:
-            run_ranks(Program("weft.cli.ranks:train_rank", {"job": _to_json(job), "quiet": quiet}), num_ranks)
+            program = Program("weft.cli.ranks:train_rank", {"job": _to_json(job), "quiet": quiet})
+            run_ranks(program, plan.num_processes, tolerance=tolerance_of(plan))
     except TrainingError as error:
         return Finished(job.folder, error)
     except KeyboardInterrupt:
@@ -62,20 +64,28 @@ def execute(make_job: Callable[[int | None], Job], *, quiet: bool) -> Finished |
 
 def train_rank(job: dict[str, Any], quiet: bool) -> None:
     """The rank program of `weft run --workers`."""
-    group = meet(find_place())
-    try:
-        _train(_from_json(job), group, quiet=quiet)
-    finally:
-        group.close()
+    _join_and_train(_from_json(job), find_place(), quiet=quiet)
 
 
-def _join(group: AbstractGroup, make_job: Callable[[int | None], Job], *, quiet: bool) -> Finished | None:
+def _join_and_train(job: Job, place: Place, *, quiet: bool) -> None:
+    service = Service(job.recipe, job.seeds, run=job.folder.path, replay=job.replay)
+    with use_replicas(service, place) as replicas:
+        if replicas is not None:
+            _train(job, replicas, quiet=quiet)
+
+
+def _join(place: Place, make_job: Callable[[int | None], Job], *, quiet: bool) -> Finished | None:
     """Be one of the ranks that others started: rank 0 makes the job and tells the rest."""
     made: Job | None = None
+    group = meet(place)
     try:
         made = make_job(group.size) if group.rank == 0 else None
         job = _tell(group, made)
-        _train(job, group, quiet=quiet)
+        plan = parse_plan(job.recipe.mutable.plan)
+        if plan.is_served:
+            _join_and_train(job, place, quiet=quiet)
+        else:
+            _train(job, carry_out(plan, group, buffers=job.recipe.mutable.buffers), quiet=quiet)
     except KeyboardInterrupt:
         if made is not None:
             _tell_how_to_resume(made)
@@ -85,12 +95,11 @@ def _join(group: AbstractGroup, make_job: Callable[[int | None], Job], *, quiet:
     return Finished(job.folder) if group.rank == 0 else None
 
 
-def _train(job: Job, group: AbstractGroup, *, quiet: bool) -> None:
+def _train(job: Job, replicas: AbstractReplicas, *, quiet: bool) -> None:
     """Be this rank of the job. Rank 0 shows the progress of all."""
-    replicas = carry_out(parse_plan(job.recipe.mutable.plan), group, buffers=job.recipe.mutable.buffers)
     console = error_console()
-    console.quiet = group.rank > 0
-    with use_progress(console, [f"seed {seed}" for seed in job.seeds], quiet=quiet or group.rank > 0) as listener:
+    console.quiet = replicas.rank > 0
+    with use_progress(console, [f"seed {seed}" for seed in job.seeds], quiet=quiet or replicas.rank > 0) as listener:
         if job.is_resumed:
             resume_run(job.folder, listeners=[listener], replicas=replicas)
         else:
@@ -108,12 +117,14 @@ def _to_json(job: Job) -> dict[str, Any]:
         "folder": str(job.folder.path),
         "seeds": list(job.seeds),
         "is_resumed": job.is_resumed,
+        "replay": None if job.replay is None else str(job.replay),
     }
 
 
 def _from_json(data: dict[str, Any]) -> Job:
     folder = RunFolder(Path(data["folder"]))
-    return Job(Recipe.from_dict(data["recipe"]), folder, tuple(data["seeds"]), data["is_resumed"])
+    replay = None if data["replay"] is None else Path(data["replay"])
+    return Job(Recipe.from_dict(data["recipe"]), folder, tuple(data["seeds"]), data["is_resumed"], replay)
 
 
 def _tell(group: AbstractGroup, job: Job | None) -> Job:

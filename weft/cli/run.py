@@ -30,15 +30,23 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder, to the same bits.")
     ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Repeat the run in this folder, in the order it had, bit for bit.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     json: Json = False,
 ) -> None:
     """Train a recipe and say whether the result is accepted."""
     from weft.cli.job import Job, choose_recipe, new_job, resumed_job
     from weft.cli.ranks import execute
+    from weft.cli.replay import compare_replay, replayed_job
     from weft.metrics.record_file import read_record
 
     def make_job(num_ranks: int | None) -> Job:
+        if replay is not None:
+            fixed = {"RECIPE": recipe, "--set": settings, "--plan": plan, "--workers": workers, "--repeat": repeat}
+            fixed |= {"--seed": seed, "--resume": resume}
+            return replayed_job(replay, out, [name for name, value in fixed.items() if value is not None])
         if resume is not None:
             fixed = {"--set": settings, "--repeat": repeat, "--seed": seed, "--out": out}
             given = [name for name, value in fixed.items() if value is not None]
@@ -54,6 +62,10 @@ def run(
         _print_result(record, finished.folder.path, json=json)
     if finished.failure is not None:
         raise finished.failure
+    if replay is not None:
+        is_same, finding = compare_replay(replay, record)
+        typer.echo(finding, err=True)
+        raise typer.Exit(0 if is_same else 1)
     raise typer.Exit(0 if record.accepted else 1)
 
 

@@ -17,7 +17,9 @@ MOST_RANKS_SHOWN = 8
 
 
 def simulate(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in name or file.py:function.")],
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A built-in name or file.py:function.")
+    ] = None,
     settings: Settings = None,
     plan: Plan = None,
     ranks: Annotated[
@@ -36,10 +38,15 @@ def simulate(
         typer.Option(metavar="TEXT", help="Who is slow: '1 in 20 steps 5x slower', 'rank 3 2x slower'."),
     ] = None,
     fail: Annotated[str | None, typer.Option(metavar="TEXT", help="Who dies: 'rank 3 at 40 s'.")] = None,
-    repeat: Annotated[int, typer.Option(min=1, metavar="N", help="Train this often, a seed each.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, metavar="S", help="The first seed.")] = 0,
+    repeat: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Train this often, a seed each; 1 if not given.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, metavar="S", help="The first seed; 0 if not given.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The run folder to make; a new one in runs/ if not given.")
+    ] = None,
+    replay: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Repeat the run in this folder, in the order it had, bit for bit.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     json: Json = False,
@@ -48,6 +55,7 @@ def simulate(
     from weft.cli.console import error_console
     from weft.cli.job import choose_recipe, new_job
     from weft.cli.progress import use_progress
+    from weft.cli.replay import compare_replay, replayed_job
     from weft.distributed.group.virtual import TEN_GIGABIT
     from weft.engines.simulation import simulate as run_simulation
     from weft.engines.stragglers import check_ranks, parse_failures, parse_stragglers
@@ -56,12 +64,16 @@ def simulate(
     from weft.specs import parse_plan
 
     network = TEN_GIGABIT if cluster is None else network_of(read_cluster(cluster))
-    chosen = choose_recipe(recipe, settings or [], plan, ranks)
+    if replay is not None:
+        fixed = {"RECIPE": recipe, "--set": settings, "--plan": plan, "--ranks": ranks, "--repeat": repeat}
+        fixed |= {"--seed": seed}
+        replayed = replayed_job(replay, out, [name for name, value in fixed.items() if value is not None])
+    chosen = replayed.recipe if replay is not None else choose_recipe(recipe, settings or [], plan, ranks)
     num_ranks = parse_plan(chosen.mutable.plan).num_ranks
     slow = parse_stragglers(stragglers) if stragglers else ()
     check_ranks(slow, num_ranks)
     faults = parse_failures(fail, num_ranks) if fail else ()
-    job = new_job(chosen, num_seeds=repeat, first_seed=seed, out=out)
+    job = replayed if replay is not None else new_job(chosen, num_seeds=repeat or 1, first_seed=seed or 0, out=out)
     with use_progress(error_console(), [f"seed {number}" for number in job.seeds], quiet=quiet) as listener:
         simulation = run_simulation(
             job.recipe,
@@ -72,8 +84,13 @@ def simulate(
             stragglers=slow,
             faults=faults,
             listeners=[listener],
+            replay=replay,
         )
     _print_result(simulation, job.folder.path, json=json)
+    if replay is not None:
+        is_same, finding = compare_replay(replay, simulation.record)
+        typer.echo(finding, err=True)
+        raise typer.Exit(0 if is_same else 1)
     raise typer.Exit(0 if simulation.record.accepted else 1)
 
 

@@ -17,9 +17,9 @@ def make_secret() -> bytes:
     return secrets.token_bytes(32)
 
 
-def write_secret(folder: Path, secret: bytes) -> Path:
+def write_secret(folder: Path | str, secret: bytes) -> Path:
     """Leave the secret in a file that only its owner can read."""
-    path = folder / "secret"
+    path = Path(folder) / "secret"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(secret.hex().encode())

@@ -1,6 +1,7 @@
 """Proof that two executors compute the same: the same batches; losses, gradients and parameters compared every step.
 
     bitwise pair      A and B each train on their own; everything must be equal to the last bit
+                      (where A has its update in the graph, that is a third training, compared by its parameters)
     pair to a tolerance
         one step      A also computes each step from B's state: loss, gradients, statistics within the tolerance
         all steps     A on its own: losses and parameters, taken as one vector, within a hundred times the tolerance
@@ -15,12 +16,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from weft.engines.executor_blame import blame_operator
-from weft.engines.recorded_run import Piece, RecordedRun, compute_piece
+from weft.engines.recorded_run import Piece, RecordedRun, cast_state, compute_piece
 from weft.errors import UsageError
 from weft.graph import Difference, State, relative_error
 from weft.torch_private import use_determinism
-from weft.training.build import TOLERANCES, build_splits, build_task, check_recipe
+from weft.training.build import FOR_INFERENCE, TOLERANCES, build_splits, build_task, check_recipe
 from weft.training.component import Component
+from weft.training.datasets import Splits
 from weft.training.recipe import Recipe
 
 __all__ = ["DRIFT", "ExecutorProof", "prove_executors", "tolerance_of"]
@@ -56,35 +58,73 @@ class _Comparison:
     piece: Piece  # the reference's, from which the difference can be computed again
 
 
+@dataclass(frozen=True)
+class _Setting:
+    """What is compared on what: the recipe with the one executor and with the other, subject first."""
+
+    recipes: tuple[Recipe, Recipe]
+    splits: Splits
+    seed: int
+    limit: float
+
+
 def prove_executors(
     recipe: Recipe, subject: str, reference: str, *, seed: int = 0, num_steps: int = 5, tolerance: float | None = None
 ) -> ExecutorProof:
     """Train some steps of the recipe with both executors, and compare; name the first operator that differs.
 
+    An executor that cannot train is compared by what it evaluates, on the batches and states of an eager training.
+
     Args:
         tolerance: by default that of the pair (see `tolerance_of`).
     """
     limit = tolerance_of(subject, reference) if tolerance is None else tolerance
-    chosen = [_with_executor(recipe, name) for name in (subject, reference)]
+    is_training = not FOR_INFERENCE & {subject, reference}
+    recipes = _with_executor(recipe, subject, is_training), _with_executor(recipe, reference, is_training)
     largest = 0.0
     with use_determinism(), torch.random.fork_rng(devices=[]):
-        splits = build_splits(recipe)
-        runs = [RecordedRun(one, splits, seed) for one in chosen]
-        # Stepped from the reference's states, so it must not be the one that trains on its own.
-        probe = build_task(chosen[0], splits, seed)[0].executor if limit > 0 else None
-        for step in range(num_steps):
-            found, expected = (run.take_step() for run in runs)
-            if probe is not None:
-                found = [compute_piece(probe, piece.model, piece.batch) for piece in expected]
-            for compared in (*_of_one_step(found, expected, limit), *_of_all_steps(runs, expected, limit)):
-                if not compared.error <= compared.limit:
-                    blamed = blame_operator(runs, splits, compared.piece, limit)
-                    return _failed(compared, step, num_steps, limit, (subject, reference), blamed)
-                if compared.limit <= limit:
-                    largest = max(largest, compared.error)
+        setting = _Setting(recipes, build_splits(recipe), seed, limit)
+        for step, compared in (_train if is_training else _evaluate)(setting, num_steps):
+            if not compared.error <= compared.limit:
+                found = blame_operator(recipes, setting.splits, compared.piece, limit, is_training=is_training)
+                return _failed(compared, step, num_steps, limit, (subject, reference), found)
+            if compared.limit <= limit:
+                largest = max(largest, compared.error)
     how = "to the last bit" if largest == 0 else f"a step to {largest:.2g} of each tensor's largest value"
-    finding = f"{subject} gave the losses, gradients and parameters of {reference} at each of {num_steps} steps, {how}"
+    what = "losses, gradients and parameters" if is_training else "losses and predictions"
+    finding = f"{subject} gave the {what} of {reference} at each of {num_steps} steps, {how}"
     return ExecutorProof(True, largest == 0, num_steps, largest, limit, finding)
+
+
+def _train(setting: _Setting, num_steps: int) -> Iterator[tuple[int, _Comparison]]:
+    splits, seed, limit = setting.splits, setting.seed, setting.limit
+    subject, reference = (RecordedRun(recipe, splits, seed) for recipe in setting.recipes)
+    trained = [subject]
+    if subject.is_in_one:
+        trained.append(RecordedRun(setting.recipes[0], splits, seed, is_recorded=False))
+    # Stepped from the reference's states, so it must not be the one that trains on its own.
+    probe = build_task(setting.recipes[0], splits, seed)[0].executor if limit > 0 else None
+    for step in range(num_steps):
+        found, expected = subject.take_step(), reference.take_step()
+        if probe is not None:
+            found = [compute_piece(probe, piece.model, piece.batch) for piece in expected]
+        for run in trained[1:]:
+            run.take_step()
+        yield from ((step, compared) for compared in _of_one_step(found, expected, limit))
+        for run in trained:
+            yield from ((step, compared) for compared in _of_all_steps(run, reference, expected[-1], limit))
+
+
+def _evaluate(setting: _Setting, num_steps: int) -> Iterator[tuple[int, _Comparison]]:
+    run = RecordedRun(_with_executor(setting.recipes[0], "eager"), setting.splits, setting.seed)
+    executors = [build_task(recipe, setting.splits, setting.seed)[0].executor for recipe in setting.recipes]
+    for step in range(num_steps):
+        batch = run.take_step()[-1].batch
+        piece = Piece(cast_state(run.state.model, run.state.model), batch)
+        found, expected = (e.infer(cast_state(piece.model, e.initial_state()), batch) for e in executors)
+        for name in ("loss", "predictions"):
+            error, place = relative_error(getattr(found, name), getattr(expected, name))
+            yield step, _Comparison(f"{name}{place}", error, setting.limit, piece)
 
 
 def tolerance_of(*executors: str) -> float:
@@ -96,13 +136,13 @@ def tolerance_of(*executors: str) -> float:
     return max(TOLERANCES.get(name, 0.0) for name in executors)
 
 
-def _with_executor(recipe: Recipe, name: str) -> Recipe:
+def _with_executor(recipe: Recipe, name: str, is_training: bool = True) -> Recipe:
     """The recipe with an executor; the options of the recipe's own are kept where it is the one."""
     if recipe.mutable.plan != "data=1":
         raise UsageError(f"executors are compared on one rank (plan: {recipe.mutable.plan}); leave the plan out")
     own = recipe.mutable.executor
     chosen = replace(recipe, mutable=replace(recipe.mutable, executor=own if own.name == name else Component(name)))
-    check_recipe(chosen)
+    check_recipe(chosen, is_training=is_training)
     return chosen
 
 
@@ -123,18 +163,17 @@ def _of_one_step(found: Sequence[Piece], expected: Sequence[Piece], limit: float
             yield _Comparison(f"gradient {name}{place}", error, limit, other)
 
 
-def _of_all_steps(runs: Sequence[RecordedRun], expected: Sequence[Piece], limit: float) -> Iterator[_Comparison]:
-    mine, theirs = (run.tensors() for run in runs)
+def _of_all_steps(run: RecordedRun, reference: RecordedRun, last: Piece, limit: float) -> Iterator[_Comparison]:
+    mine = run.tensors()
     if limit == 0:
-        for name, tensor in theirs.items():
+        for name, tensor in reference.tensors().items():
             error, place = relative_error(mine[name], tensor)
-            yield _Comparison(f"parameter {name}{place}", error, limit, expected[-1])
+            yield _Comparison(f"parameter {name}{place}", error, limit, last)
         return
-    losses = [run.last_loss for run in runs]
-    error = abs(losses[0] - losses[1]) / abs(losses[1])
-    yield _Comparison("loss of a training of its own", error, DRIFT * limit, expected[-1])
-    error = _distance(*(run.state.model for run in runs))
-    yield _Comparison("vector of all parameters of a training of its own", error, DRIFT * limit, expected[-1])
+    error = abs(run.last_loss - reference.last_loss) / abs(reference.last_loss)
+    yield _Comparison("loss of a training of its own", error, DRIFT * limit, last)
+    error = _distance(run.state.model, reference.state.model)
+    yield _Comparison("vector of all parameters of a training of its own", error, DRIFT * limit, last)
 
 
 def _distance(found: State, expected: State) -> float:

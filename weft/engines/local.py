@@ -8,7 +8,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from weft.distributed.secret import make_secret, write_secret
 from weft.engines.program import INTERRUPTED, Failure, Program, has_result, read_failure, read_result
 from weft.errors import RankFailedError, TrainingError
 
-__all__ = ["find_cause", "run_ranks", "threads_per_rank"]
+__all__ = ["STRICT", "Tolerance", "find_cause", "run_ranks", "threads_per_rank"]
 
 # How long the others may take to notice that a rank is gone and to say so, before they are ended.
 GRACE_SECONDS = 5.0
@@ -38,8 +39,31 @@ class End:
     moment: float
 
 
-def run_ranks(program: Program, num_ranks: int, *, silent: bool = False) -> list[Any]:
-    """Run the program in `num_ranks` processes and return what each returned, in rank order.
+@dataclass(frozen=True)
+class Tolerance:
+    """The deaths that a run survives: processes that are killed (an error of their own is another matter).
+
+    `expendable` ones are done without; `restored` ones are started again, each at most `most_restarts` times.
+    """
+
+    expendable: frozenset[int] = frozenset()
+    restored: frozenset[int] = frozenset()
+    most_restarts: int = 3
+
+    def spares(self, end: End) -> bool:
+        return end.rank in self.expendable and end.code < 0 and end.code not in INTERRUPTS
+
+    def restores(self, end: End, num_restarts: int) -> bool:
+        return end.rank in self.restored and end.code < 0 and num_restarts < self.most_restarts
+
+
+STRICT = Tolerance()
+"""No rank can be done without."""
+
+
+def run_ranks(program: Program, num_ranks: int, *, silent: bool = False, tolerance: Tolerance = STRICT) -> list[Any]:
+    """Run the program in `num_ranks` processes and return what each returned, in rank order; None for one that died
+    and was done without.
 
     Ctrl-C is passed on to rank 0, which tells the others to stop between two steps; a second one ends all at once.
 
@@ -58,13 +82,13 @@ def run_ranks(program: Program, num_ranks: int, *, silent: bool = False) -> list
         for rank in range(num_ranks):
             ranks.append(_start(folder, rank, num_ranks, silent))
         with _use_passed_on_interrupt(ranks):
-            ends = _wait_for_all(ranks)
-        failures = _read_failures(folder, ends)
+            ends = _wait_for_all(ranks, tolerance, lambda rank: _start(folder, rank, num_ranks, silent))
+        failures = _read_failures(folder, [end for end in ends if not tolerance.spares(end)])
         if any(end.code in INTERRUPTS for end in ends):
             raise KeyboardInterrupt
         if failures:
             raise _as_error(find_cause(failures), num_ranks)
-        return [read_result(folder, rank) for rank in range(num_ranks)]
+        return [read_result(folder, rank) if has_result(folder, rank) else None for rank in range(num_ranks)]
     finally:
         _end(ranks)
         shutil.rmtree(folder, ignore_errors=True)
@@ -96,8 +120,13 @@ def _start(folder: Path, rank: int, num_ranks: int, silent: bool) -> subprocess.
     )
 
 
-def _wait_for_all(ranks: Sequence[subprocess.Popen[bytes]]) -> list[End]:
+def _wait_for_all(
+    ranks: list[subprocess.Popen[bytes]],
+    tolerance: Tolerance = STRICT,
+    restart: Callable[[int], subprocess.Popen[bytes]] | None = None,
+) -> list[End]:
     """How each ended that ended by itself: the others had their time of grace after the first failure, and no more."""
+    restarts: Counter[int] = Counter()
     ends: list[End] = []
     alive = set(range(len(ranks)))
     deadline = float("inf")
@@ -105,9 +134,14 @@ def _wait_for_all(ranks: Sequence[subprocess.Popen[bytes]]) -> list[End]:
         for rank in sorted(alive):
             code = ranks[rank].poll()
             if code is not None:
+                end = End(rank, code, time.time() - POLL_SECONDS)
+                if restart is not None and tolerance.restores(end, restarts[rank]):
+                    restarts[rank] += 1
+                    ranks[rank] = restart(rank)
+                    continue
                 alive.remove(rank)
-                ends.append(End(rank, code, time.time() - POLL_SECONDS))
-                if code:
+                ends.append(end)
+                if code and not tolerance.spares(end):
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         time.sleep(POLL_SECONDS if alive else 0)
     return ends

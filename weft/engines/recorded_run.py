@@ -28,14 +28,20 @@ class Piece:
 
 
 class RecordedRun:
-    """A training from step 0, one step at a time."""
+    """A training from step 0, one step at a time.
 
-    def __init__(self, recipe: Recipe, splits: Splits, seed: int) -> None:
+    Args:
+        is_recorded: keep every call of the executor. Where a step and its update are one graph there is no such call:
+            a run that is not recorded trains as `weft run` would.
+    """
+
+    def __init__(self, recipe: Recipe, splits: Splits, seed: int, *, is_recorded: bool = True) -> None:
         self.recipe = recipe
         task, self.state = build_task(recipe, splits, seed)
         self.executor = task.executor
+        self.is_in_one = task.step_in_one is not None
         self._recorder = _Recorder(task.executor)
-        self._task: Task = replace(task, executor=self._recorder)
+        self._task: Task = replace(task, executor=self._recorder) if is_recorded else task
         self.last_loss = float("nan")
 
     def take_step(self) -> list[Piece]:

@@ -22,15 +22,20 @@ from weft.distributed.consistency.server import (
     settings_of,
 )
 from weft.distributed.consistency.server.script import Script
-from weft.distributed.mailbox import AbstractMailbox, open_mailbox
+from weft.distributed.mailbox import AbstractMailbox
+from weft.distributed.placement import carry_out
+from weft.engines.local import STRICT, Tolerance
+from weft.engines.meeting import meet
 from weft.engines.place import Place
+from weft.engines.post import join_post
+from weft.errors import PlanError
 from weft.specs import Plan, parse_plan
 from weft.training.build import build_optimizer
 from weft.training.optimizers import AbstractOptimizer
 from weft.training.recipe import Recipe
 from weft.training.replicas import AbstractReplicas
 
-__all__ = ["Service", "join_service"]
+__all__ = ["Service", "tolerance_of", "use_replicas"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,9 @@ class Service:
     def plan(self) -> Plan:
         return parse_plan(self.recipe.mutable.plan)
 
-    def spec(self, shard: int, charge: Callable[[AbstractOptimizer, float], AbstractOptimizer] | None = None) -> ServerSpec:
+    def spec(
+        self, shard: int, charge: Callable[[AbstractOptimizer, float], AbstractOptimizer] | None = None
+    ) -> ServerSpec:
         """What one server needs to know.
 
         Args:
@@ -82,22 +89,47 @@ class Service:
         return ServedReplicas(mailbox, settings, self.seeds)
 
 
-@contextmanager
-def join_service(service: Service, place: Place) -> Iterator[AbstractReplicas | None]:
-    """Be one of the processes of a run on this machine: yields the replicas of a worker, or None when a server is done.
+def tolerance_of(plan: Plan) -> Tolerance:
+    """Which processes a run can lose: workers other than rank 0, which keeps the record, unless they hold a shard; and
+    servers of their own, which are restored."""
+    if not plan.is_served:
+        return STRICT
+    holders = int(plan.topology["shards"]) if plan.num_processes == plan.num_ranks else 1
+    workers, servers = range(holders, plan.num_ranks), range(plan.num_ranks, plan.num_processes)
+    return Tolerance(frozenset(workers), frozenset(servers))
 
-    A worker that shares its process with a server serves in a thread until all workers have left.
-    """
+
+@contextmanager
+def use_replicas(service: Service, place: Place) -> Iterator[AbstractReplicas | None]:
+    """Be one of the processes of a run: yields the replicas of its plan, or None when a server has done its part."""
     plan = service.plan
-    folder, num_workers = Path(place.meeting), plan.num_ranks
+    if plan.is_served:
+        with _use_served(service, place) as served:
+            yield served
+        return
+    group = meet(place)
+    try:
+        yield carry_out(plan, group, buffers=service.recipe.mutable.buffers)
+    finally:
+        group.close()
+
+
+@contextmanager
+def _use_served(service: Service, place: Place) -> Iterator[AbstractReplicas | None]:
+    """A worker that shares its process with a server serves in a thread until all workers have left."""
+    plan = service.plan
+    num_workers = plan.num_ranks
+    if place.size != plan.num_processes:
+        numbers = f"plan: {plan.num_processes}, started: {place.size}"
+        raise PlanError(f"plan needs another number of processes than there are ({numbers}); start as many")
     known = range(num_workers + int(plan.topology["shards"]))
-    kind = "shared_memory" if place.is_one_host else "tcp"
 
     def open_at(address: int) -> AbstractMailbox:
-        return open_mailbox(kind, folder, address, known=known)
+        return join_post(place, address=address, known=known)
 
     if place.rank >= num_workers:
-        _serve(open_at(place.rank), replace(service, kept=folder).spec(place.rank - num_workers))
+        kept = Path(place.meeting) if place.starter == "weft" else None
+        _serve(open_at(place.rank), replace(service, kept=kept).spec(place.rank - num_workers))
         yield None
         return
     shards = [place.rank] if plan.num_processes == num_workers and place.rank < int(plan.topology["shards"]) else []

@@ -5,17 +5,23 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import cast
 
 from weft.distributed.collectives import AlgorithmChoice, AlgorithmName
+from weft.distributed.consistency.server import serve
+from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.faulty import Fault
 from weft.distributed.group.group import AbstractGroup
-from weft.distributed.group.virtual import TEN_GIGABIT, Span, run_virtual
+from weft.distributed.group.virtual import TEN_GIGABIT, Span, die, run_virtual
+from weft.distributed.mailbox import FaultyMailbox, VirtualMailbox
 from weft.distributed.placement import carry_out
-from weft.engines.computation import ComputeModel, charge_task, spread_evenly
+from weft.engines.computation import ChargingOptimizer, ComputeModel, charge_task, spread_evenly
 from weft.engines.pace import Pace
 from weft.engines.proving import use_threads
+from weft.engines.serving import Service
 from weft.engines.stragglers import Straggler, check_ranks, slowness
 from weft.engines.timing import measure_computation
 from weft.errors import PeerLostError, TrainingError, UsageError
@@ -29,7 +35,9 @@ from weft.torch_private import use_determinism
 from weft.training.build import build_splits, build_task, check_recipe
 from weft.training.datasets import Splits
 from weft.training.events import Listener
+from weft.training.optimizers import AbstractOptimizer
 from weft.training.recipe import Recipe
+from weft.training.replicas import AbstractReplicas
 from weft.training.run import mark_failed, run_recipe
 from weft.training.surroundings import Surroundings
 
@@ -70,6 +78,7 @@ def simulate(
     stragglers: Sequence[Straggler] = (),
     faults: Sequence[Fault] = (),
     listeners: Sequence[Listener] = (),
+    replay: Path | None = None,
     trace: bool = False,
 ) -> Simulation:
     """Run the recipe with its plan on virtual ranks of one thread each, and write the record.
@@ -80,6 +89,7 @@ def simulate(
         compute: what a rank's computation costs, or the seconds of one step; measured here and now if not given.
         stragglers: what makes steps slower, drawn for each seed, rank and step.
         faults: what befalls ranks at which moment of virtual time.
+        replay: a run folder, whose servers' decisions are repeated.
         trace: keep what every rank and its network side did when.
 
     Raises:
@@ -104,13 +114,15 @@ def simulate(
         stragglers=stragglers,
         folder=folder,
         listeners=listeners,
+        faults=faults,
+        replay=replay,
     )
     began = time.perf_counter()
     # Ranks share the switches of the process: set here, they are found and left as they are by every rank.
     with use_determinism(), use_threads(1), use_one_core(), _use_failed_record(folder):
         result = run_virtual(
             program,
-            plan.num_ranks,
+            plan.num_ranks + (int(plan.topology["shards"]) if plan.is_served else 0),
             network=network,
             choice=choice_of(plan, network),
             faults=faults,
@@ -119,7 +131,7 @@ def simulate(
         )
         if result.results[0] is None:
             raise PeerLostError("rank 0 is lost, and the result with it (rank: 0, it died); start again", 0)
-    idle = [found[1] for found in result.results if found is not None]
+    idle = [found[1] for found in result.results[: plan.num_ranks] if found is not None]
     record = _with_idle(result.results[0][0], idle)
     write_record(folder.path, record)
     return Simulation(
@@ -149,9 +161,27 @@ class _RankProgram:
     stragglers: Sequence[Straggler]
     folder: RunFolder
     listeners: Sequence[Listener]
+    faults: Sequence[Fault] = ()
+    replay: Path | None = None
 
-    def __call__(self, group: AbstractGroup) -> tuple[RunRecord, list[float]]:
-        """The record, and of each training the share of its time that this rank was idle."""
+    def __call__(self, group: AbstractGroup) -> tuple[RunRecord, list[float]] | None:
+        """The record, and of each training the share of its time that this rank was idle; None of a server."""
+        plan = parse_plan(self.recipe.mutable.plan)
+        if not plan.is_served:
+            return self._train(group, carry_out(_over_messages(plan), group, buffers=self.recipe.mutable.buffers))
+        service = Service(self.recipe, tuple(self.seeds), run=self.folder.path, replay=self.replay)
+        mailbox = FaultyMailbox(VirtualMailbox(group), self.faults, die=die)
+        if group.rank < plan.num_ranks:
+            return self._train(group, service.worker(mailbox))
+        serve(mailbox, service.spec(group.rank - plan.num_ranks, partial(self._charge, group.clock)))
+        return None
+
+    def _charge(self, clock: AbstractClock, optimizer: AbstractOptimizer, fraction: float) -> AbstractOptimizer:
+        """A server's updates take their time too."""
+        seconds = self.compute.seconds_per_update * fraction
+        return ChargingOptimizer(optimizer, replace(self.compute, seconds_per_update=seconds), clock)
+
+    def _train(self, group: AbstractGroup, replicas: AbstractReplicas) -> tuple[RunRecord, list[float]]:
         pace = Pace(group.clock, lambda seed, step: slowness(self.stragglers, seed, group.rank, step), self.seeds)
         surroundings = Surroundings(
             now=group.clock.now,
@@ -161,8 +191,6 @@ class _RankProgram:
             clock_rules=clock_rules(self.network, self.compute, self.stragglers),
             is_virtual=True,
         )
-        plan = _over_messages(parse_plan(self.recipe.mutable.plan))
-        replicas = carry_out(plan, group, buffers=self.recipe.mutable.buffers)
         record = run_recipe(
             self.recipe,
             folder=self.folder,

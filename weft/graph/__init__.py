@@ -7,9 +7,11 @@ from weft.graph.eager import EagerExecutor
 from weft.graph.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
 from weft.graph.extension import extend, grad, replace_gradient, update_state
 from weft.graph.fusion import fuse, regions_of, unfuse
-from weft.graph.generated import GraphExecutor, inference_step, training_step
+from weft.graph.generated import GraphExecutor
 from weft.graph.graph import Graph, Operator, Variable
 from weft.graph.loops import draw_schedule, loop
+from weft.graph.module_steps import Update, inference_step, training_step, updating_step
+from weft.graph.planned import PlannedProgram, Terms
 from weft.graph.profile import KindProfile, OperatorProfile, Profile, profile_of
 from weft.graph.program import AbstractProgram, Program
 from weft.graph.reference import ReferenceExecutor
@@ -19,6 +21,7 @@ from weft.graph.sizes import Condition, Size
 from weft.graph.tape import TapeProgram, Timed
 from weft.graph.text import text_of
 from weft.graph.validity import check_graph, check_pass, check_shapes
+from weft.graph.whole_step import WholeStep
 
 __all__ = [
     "EXACT",
@@ -36,6 +39,7 @@ __all__ = [
     "Operator",
     "OperatorProfile",
     "Outputs",
+    "PlannedProgram",
     "Profile",
     "Program",
     "ReferenceExecutor",
@@ -44,8 +48,11 @@ __all__ = [
     "State",
     "Step",
     "TapeProgram",
+    "Terms",
     "Timed",
+    "Update",
     "Variable",
+    "WholeStep",
     "capture",
     "check_graph",
     "check_pass",
@@ -69,4 +76,5 @@ __all__ = [
     "training_step",
     "unfuse",
     "update_state",
+    "updating_step",
 ]

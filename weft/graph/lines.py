@@ -14,6 +14,7 @@ __all__ = ["line_of", "line_on_stack", "quoted_line_on_stack"]
 
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<eval_with_key", "<frozen")
 _SHIM = "torch_private.py"
+_PYTHON = str(Path(os.__file__).parent)
 
 
 def line_on_stack() -> str:
@@ -47,4 +48,5 @@ def _quoted(file: str, number: int) -> str:
 
 @cache
 def _is_the_users(file: str) -> bool:
-    return not file.startswith(_NOT_THE_USERS) and not file.endswith((_SHIM, "contextlib.py"))
+    is_of_python = file.startswith(_PYTHON) and "site-packages" not in file
+    return not is_of_python and not file.startswith(_NOT_THE_USERS) and not file.endswith(_SHIM)

@@ -17,8 +17,9 @@ from weft.graph.executor import Loss
 __all__ = ["Update", "inference_step", "training_step", "updating_step"]
 
 Update = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Any, Any], tuple[Mapping[str, Tensor], Any]]
-"""`update(gradients, parameters, memory, settings) -> (new parameters, new memory)`, pure, by name. There is no gradient
-for a parameter that has no part in the loss, and no new value for one that stays."""
+"""`update(gradients, parameters, memory, settings) -> (new parameters, new memory)`, pure, by name.
+
+There is no gradient for a parameter that has no part in the loss, and no new value for one that stays."""
 
 
 def training_step(module: nn.Module, loss: Loss, *, autocast: torch.dtype | None = None) -> Step:

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 
 from weft.graph.graph import Graph, Operator, Variable
 from weft.graph.literals import literal
+from weft.graph.loops.registry import bodies_in, find_body
 from weft.graph.sizes import SMALLEST
 
 __all__ = ["text_of", "type_of"]
 
 
 def text_of(graph: Graph) -> str:
-    """Inputs with their places, operators in order under the part of the step they belong to, results.
+    """Inputs with their places, operators in order under the part of the step they belong to, results, loops' bodies.
 
     >>> import torch
     >>> from weft.graph.capture import capture
@@ -28,7 +29,10 @@ def text_of(graph: Graph) -> str:
       outputs                  = mul
       state                    = add
     """
-    return "\n".join(line.rstrip() for line in _lines(graph))
+    lines = list(_lines(graph))
+    for key in bodies_in(graph):
+        lines += [f"body {key}", *(f"  {line}" for line in _lines(find_body(key)))]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def type_of(variable: Variable) -> str:

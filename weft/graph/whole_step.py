@@ -57,7 +57,8 @@ class WholeStep:
         fused: compile element-wise parts of the graph by Inductor; they may round differently.
         folder: where the generated code is kept; by default a folder of the user's cache.
 
-    >>> descend = lambda gradients, parameters, memory, lr: ({n: parameters[n] - lr * g for n, g in gradients.items()}, memory)
+    >>> def descend(gradients, parameters, memory, lr):
+    ...     return {name: parameters[name] - lr * gradient for name, gradient in gradients.items()}, memory
     >>> model = nn.Linear(2, 1)
     >>> step = WholeStep(model, nn.functional.mse_loss, descend)
     >>> state = State(dict(model.named_parameters()), {}, torch.get_rng_state())

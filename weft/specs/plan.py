@@ -8,6 +8,7 @@
 The values of an axis and their parameters are rows of a table, and so are the combinations that are refused.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -22,21 +23,43 @@ Number = int | float | str
 
 @dataclass(frozen=True)
 class Value:
-    """One value that an axis can take: its parameters with their defaults, and whether this version has it."""
+    """One value that an axis can take: its parameters with their defaults, and whether this version has it.
+
+    `words` lists what a parameter that is a word may say; `least` is the smallest value of a number that may be zero.
+    """
 
     parameters: Mapping[str, Number] = field(default_factory=dict)
     is_available: bool = False
+    words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    least: Mapping[str, Number] = field(default_factory=dict)
 
 
 AXES: Mapping[str, Mapping[str, Value]] = {
     "consistency": {
         "sync": Value(is_available=True),
-        "backup": Value({"workers": 1}),
-        "stale": Value({"bound": 3}),
-        "async": Value(),
-        "local": Value({"steps": 8}),
-        "elastic": Value({"steps": 8}),
-        "gossip": Value({"graph": "ring"}),
+        "backup": Value({"workers": 1, "deadline": "none"}, is_available=True, least={"workers": 0}),
+        "stale": Value(
+            {"bound": 3, "commit": "clock", "lr": "share"},
+            is_available=True,
+            words={"commit": ("clock", "arrival"), "lr": ("share", "staleness", "full")},
+            least={"bound": 0},
+        ),
+        "async": Value(
+            {"lr": "share", "push": "gradient", "parts": 1},
+            is_available=True,
+            words={"lr": ("share", "staleness", "full"), "push": ("gradient", "difference")},
+        ),
+        "local": Value(
+            {"steps": 8, "state": "keep", "after": 0, "outer": "none", "outer_lr": 0.7, "outer_momentum": 0.9},
+            is_available=True,
+            words={"state": ("keep", "mean"), "outer": ("none", "nesterov")},
+        ),
+        "elastic": Value({"steps": 8, "beta": 0.9}, is_available=True),
+        "gossip": Value(
+            {"graph": "ring", "mix": "during"},
+            is_available=True,
+            words={"graph": ("ring", "torus", "exponential", "complete"), "mix": ("during", "after")},
+        ),
     },
     "topology": {
         "native": Value(is_available=True),
@@ -45,7 +68,7 @@ AXES: Mapping[str, Mapping[str, Value]] = {
         "tree": Value(is_available=True),
         "halving_doubling": Value(is_available=True),
         "hierarchical": Value({"inner": 2}, is_available=True),
-        "server": Value({"shards": 1}, is_available=True),
+        "server": Value({"shards": 1, "place": "shared"}, is_available=True, words={"place": ("shared", "own")}),
         "neighbours": Value({"graph": "ring"}),
     },
     "compress": {
@@ -102,11 +125,39 @@ class Plan:
     def num_ranks(self) -> int:
         return self.data * self.shard * self.tensor * self.pipeline
 
+    @property
+    def is_served(self) -> bool:
+        """Whether ranks meet nobody but servers."""
+        return self.consistency.name in ("async", "stale", "backup")
+
+    @property
+    def num_processes(self) -> int:
+        """Ranks, and the servers that are processes of their own; these come after the ranks."""
+        return self.num_ranks + (
+            int(self.topology["shards"]) if dict(self.topology.parameters).get("place") == "own" else 0
+        )
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What each process is for.
+
+        >>> parse_plan("data=2 consistency=async topology=server(shards=1,place=own)").roles
+        ('worker', 'worker', 'server 0')
+        >>> parse_plan("data=2 consistency=async topology=server").roles
+        ('worker, server 0', 'worker')
+        """
+        if self.topology.name != "server":
+            return ("worker",) * self.num_ranks
+        shards = int(self.topology["shards"])
+        if self.num_processes > self.num_ranks:
+            return ("worker",) * self.num_ranks + tuple(f"server {shard}" for shard in range(shards))
+        return tuple(f"worker, server {rank}" if rank < shards else "worker" for rank in range(self.num_ranks))
+
     def __str__(self) -> str:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         defaults = Plan.__dataclass_fields__
         shown = {k: v for k, v in values.items() if k == "data" or v != defaults[k].default}
-        return " ".join(f"{key}={value}" for key, value in shown.items())
+        return " ".join(f"{key}={_spell(key, value)}" for key, value in shown.items())
 
 
 @dataclass(frozen=True)
@@ -118,11 +169,112 @@ class Refusal:
     cure: Callable[[Plan], Plan]
 
 
+def _with(choice: Choice, **parameters: Number) -> Choice:
+    """The choice with other values for some of its parameters."""
+    return replace(choice, parameters=tuple({**dict(choice.parameters), **parameters}.items()))
+
+
+def _is_relaxed(plan: Plan) -> bool:
+    return plan.consistency.name in ("local", "elastic", "gossip")
+
+
+def _server() -> Choice:
+    return Choice("server", tuple(AXES["topology"]["server"].parameters.items()))
+
+
+def _is_deadline(text: str) -> bool:
+    try:
+        return text in ("none", "adaptive") or 0 < float(text) < math.inf
+    except ValueError:
+        return False
+
+
+def _outer(plan: Plan) -> Mapping[str, Number]:
+    """The outer optimizer of a plan with local steps; empty for any other."""
+    return dict(plan.consistency.parameters) if plan.consistency.name == "local" else {}
+
+
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
-        lambda plan: plan.topology.name == "server" and int(plan.topology["shards"]) > plan.num_ranks,
+        lambda plan: (_is_relaxed(plan) or plan.is_served) and plan.num_ranks == 1,
+        "one rank has nobody to agree with",
+        lambda plan: replace(plan, consistency=Choice("sync"), topology=Choice("native")),
+    ),
+    Refusal(
+        lambda plan: plan.is_served and plan.topology.name != "server",
+        "ranks of this consistency meet at servers",
+        lambda plan: replace(plan, topology=_server()),
+    ),
+    Refusal(
+        lambda plan: plan.is_served and plan.compress.name != "none",
+        "servers take gradients as they are",
+        lambda plan: replace(plan, compress=Choice("none")),
+    ),
+    Refusal(
+        lambda plan: plan.consistency.name == "backup" and int(plan.consistency["workers"]) >= plan.num_ranks,
+        "no rank is left whose gradient is waited for",
+        lambda plan: replace(plan, consistency=_with(plan.consistency, workers=plan.num_ranks - 1)),
+    ),
+    Refusal(
+        lambda plan: plan.consistency.name == "backup" and not _is_deadline(str(plan.consistency["deadline"])),
+        "a deadline is none, adaptive, or seconds above zero",
+        lambda plan: replace(plan, consistency=_with(plan.consistency, deadline="adaptive")),
+    ),
+    Refusal(
+        lambda plan: (
+            plan.consistency.name == "stale"
+            and plan.consistency["commit"] == "clock"
+            and plan.consistency["lr"] != "share"
+        ),
+        "the gradients of a clock are one update, with the learning rate as it is",
+        lambda plan: replace(plan, consistency=_with(plan.consistency, commit="arrival")),
+    ),
+    Refusal(
+        lambda plan: plan.topology.name == "server" and plan.topology["place"] == "own" and not plan.is_served,
+        "servers of synchronous ranks are ranks themselves",
+        lambda plan: replace(plan, topology=_with(plan.topology, place="shared")),
+    ),
+    Refusal(
+        lambda plan: _is_relaxed(plan) and plan.topology.name == "server",
+        "servers update parameters themselves, and so does every rank of this consistency",
+        lambda plan: replace(plan, topology=Choice("native")),
+    ),
+    Refusal(
+        lambda plan: plan.consistency.name in ("elastic", "gossip") and plan.topology.name != "native",
+        "this consistency has no all-reduce whose algorithm could be chosen",
+        lambda plan: replace(plan, topology=Choice("native")),
+    ),
+    Refusal(
+        lambda plan: _is_relaxed(plan) and plan.compress.name != "none",
+        "gradients are compressed, and this consistency sends weights",
+        lambda plan: replace(plan, compress=Choice("none")),
+    ),
+    Refusal(
+        lambda plan: (
+            _outer(plan).get("outer") == "none"
+            and (_outer(plan)["outer_lr"], _outer(plan)["outer_momentum"]) != (0.7, 0.9)
+        ),
+        "settings of an outer optimizer without one",
+        lambda plan: replace(plan, consistency=_with(plan.consistency, outer="nesterov")),
+    ),
+    Refusal(
+        lambda plan: float(_outer(plan).get("outer_momentum", 0.0)) >= 1,
+        "momentum of 1 or more never settles",
+        lambda plan: replace(plan, consistency=_with(plan.consistency, outer_momentum=0.9)),
+    ),
+    Refusal(
+        lambda plan: plan.consistency.name == "elastic" and float(plan.consistency["beta"]) > 1,
+        "the centre would move beyond the ranks that draw it",
+        lambda plan: replace(plan, consistency=_with(plan.consistency, beta=0.9)),
+    ),
+    Refusal(
+        lambda plan: (
+            plan.topology.name == "server"
+            and plan.topology["place"] == "shared"
+            and int(plan.topology["shards"]) > plan.num_ranks
+        ),
         "more server shards than ranks to hold them",
-        lambda plan: replace(plan, topology=Choice("server", (("shards", plan.num_ranks),))),
+        lambda plan: replace(plan, topology=_with(plan.topology, shards=plan.num_ranks)),
     ),
     Refusal(
         lambda plan: plan.topology.name == "hierarchical" and plan.num_ranks % int(plan.topology["inner"]) != 0,
@@ -130,6 +282,15 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, topology=Choice("ring")),
     ),
 )
+
+
+def _spell(key: str, value: int | Choice) -> str:
+    """A degree or a choice as short text: of the parameters the first, and those that are not as usual."""
+    if isinstance(value, int):
+        return str(value)
+    defaults = AXES[key][value.name].parameters
+    shown = [p for i, p in enumerate(value.parameters) if i == 0 or p[1] != defaults.get(p[0])]
+    return str(replace(value, parameters=tuple(shown)))
 
 
 def parse_plan(text: str) -> Plan:
@@ -184,21 +345,26 @@ def _parse_choice(key: str, text: str) -> Choice:
     values = dict(defaults)
     for position, part in zip(defaults, given, strict=False):
         parameter, separator, value = part.rpartition("=")
-        parameter = parameter if separator else position
+        parameter = parameter.strip() if separator else position
         if parameter not in defaults:
             raise PlanError(f"unknown parameter in a plan ({key}: {text}); {nearest(parameter, defaults)}")
-        values[parameter] = _parse_number(value, defaults[parameter], f"{key}: {text}")
+        words = AXES[key][name].words.get(parameter)
+        least = AXES[key][name].least.get(parameter)
+        values[parameter] = _parse_value(value.strip(), defaults[parameter], words, least, f"{key}: {text}")
     return Choice(name, tuple(values.items()))
 
 
-def _parse_number(text: str, default: Number, where: str) -> Number:
-    """The text as the type of the default; numbers must be above zero."""
+def _parse_value(text: str, default: Number, words: tuple[str, ...] | None, least: Number | None, where: str) -> Number:
+    """The text as the type of the default. A word must be one that is known, a number the default or above zero, or
+    from the least on."""
+    if words is not None and text not in words:
+        raise PlanError(f"unknown word in a plan ({where}); {nearest(text, words)}")
     if isinstance(default, str):
         return text
     try:
         value = type(default)(text)
     except ValueError:
         raise PlanError(f"parameter of the wrong type ({where}); write a number like {default}") from None
-    if value <= 0:
+    if not (value > 0 or value in (default, least)):  # not-a-number is neither
         raise PlanError(f"parameter must be above zero ({where}); write a number like {default}")
     return value

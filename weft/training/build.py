@@ -9,22 +9,32 @@ import torch
 from torch import nn
 
 from weft.errors import RecipeError, UsageError
-from weft.graph import AbstractExecutor, EagerExecutor, GraphExecutor, Loss, ReferenceExecutor
+from weft.graph import AbstractExecutor, EagerExecutor, GraphExecutor, Loss, ReferenceExecutor, TapeProgram
 from weft.metrics.metric import find_metric
 from weft.metrics.quality import QUALITY
-from weft.specs import parse_plan
+from weft.specs import Plan, parse_plan
 from weft.training.component import Component, build, check_options
 from weft.training.datasets import DATASETS, Splits
 from weft.training.loop import Task, TrainingState
 from weft.training.losses import LOSSES
 from weft.training.models import MODELS
-from weft.training.optimizers import OPTIMIZERS
-from weft.training.recipe import Recipe
+from weft.training.optimizers import OPTIMIZERS, AbstractOptimizer
+from weft.training.recipe import Mutable, Recipe
 from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.sampling import SAMPLERS
 from weft.training.schedules import SCHEDULES
+from weft.training.whole_step import step_in_one
 
-__all__ = ["EXECUTORS", "build_splits", "build_task", "check_recipe", "derive_seed"]
+__all__ = [
+    "EXECUTORS",
+    "FOR_INFERENCE",
+    "TOLERANCES",
+    "build_optimizer",
+    "build_splits",
+    "build_task",
+    "check_recipe",
+    "derive_seed",
+]
 
 
 def _eager(
@@ -33,19 +43,57 @@ def _eager(
     return EagerExecutor(module, loss, autocast=None if autocast == "none" else getattr(torch, autocast))
 
 
-def _graph(module: nn.Module, loss: Loss) -> AbstractExecutor:
-    return GraphExecutor(module, loss)
+def _graph(
+    module: nn.Module, loss: Loss, *, autocast: Literal["none", "bfloat16", "float16"] = "none"
+) -> AbstractExecutor:
+    return GraphExecutor(module, loss, autocast=None if autocast == "none" else getattr(torch, autocast))
+
+
+def _inductor(
+    module: nn.Module, loss: Loss, *, autocast: Literal["none", "bfloat16", "float16"] = "none"
+) -> AbstractExecutor:
+    return GraphExecutor(module, loss, autocast=None if autocast == "none" else getattr(torch, autocast), fused=True)
 
 
 def _reference(module: nn.Module, loss: Loss) -> AbstractExecutor:
     return ReferenceExecutor(module, loss)
 
 
+def _tape(module: nn.Module, loss: Loss) -> AbstractExecutor:
+    return GraphExecutor(module, loss, make_program=lambda graph, sunk: TapeProgram(graph, sunk=sunk))
+
+
+def _jax(module: nn.Module, loss: Loss) -> AbstractExecutor:
+    try:
+        from weft.graph.jax import JaxProgram
+    except ModuleNotFoundError as error:
+        raise UsageError(f"executor jax needs a package ({error.name}); pip install 'weft[jax]'") from error
+    return GraphExecutor(module, loss, make_program=lambda graph, sunk: JaxProgram(graph, sunk=sunk))
+
+
+def _onnxruntime(module: nn.Module, loss: Loss) -> AbstractExecutor:
+    try:
+        from weft.graph.onnx import OnnxRuntimeExecutor
+    except ModuleNotFoundError as error:
+        raise UsageError(f"executor onnxruntime needs a package ({error.name}); pip install 'weft[onnx]'") from error
+    return OnnxRuntimeExecutor(module, loss)
+
+
 EXECUTORS: Mapping[str, Callable[..., AbstractExecutor]] = {
     "eager": _eager,
     "graph": _graph,
+    "inductor": _inductor,
+    "jax": _jax,
+    "onnxruntime": _onnxruntime,
     "reference": _reference,
+    "tape": _tape,
 }
+
+TOLERANCES: Mapping[str, float] = {"inductor": 2e-5, "jax": 2e-5, "onnxruntime": 2e-5, "reference": 2e-5}
+"""How far a step of an executor may be from eager mode, relative to each tensor's largest value; 0 for the others."""
+
+FOR_INFERENCE = frozenset({"onnxruntime"})
+"""Executors that compute no gradients."""
 
 _CATALOGUES: Mapping[str, Mapping[str, Callable[..., object]]] = {
     "model": MODELS,
@@ -58,12 +106,14 @@ _CATALOGUES: Mapping[str, Mapping[str, Callable[..., object]]] = {
 }
 
 
-def check_recipe(recipe: Recipe) -> None:
+def check_recipe(recipe: Recipe, *, is_training: bool = True) -> None:
     """Refuse what cannot be built or makes no sense, before anything is loaded or written."""
     fixed, mutable = recipe.fixed, recipe.mutable
     for kind, catalogue in _CATALOGUES.items():
         component: Component = getattr(fixed if hasattr(fixed, kind) else mutable, kind)
         check_options(component, catalogue, kind)
+    if is_training and mutable.executor.name in FOR_INFERENCE:
+        raise RecipeError(f"executor computes no gradients ({mutable.executor.name}); train with executor=graph")
     for name in fixed.metrics:
         if name not in QUALITY:
             find_metric(name)  # an unknown name gets its own error
@@ -89,10 +139,19 @@ def check_recipe(recipe: Recipe) -> None:
     if plan.num_ranks > mutable.batch_size:
         numbers = f"ranks: {plan.num_ranks}, batch_size: {mutable.batch_size}"
         raise RecipeError(f"more ranks than samples in a batch ({numbers}); raise batch_size or use fewer ranks")
-    if plan.topology.name == "server" and mutable.optimizer.name == "torch":
+    if plan.is_served and dict(plan.consistency.parameters).get("commit", "clock") == "clock":
+        _check_clipping(mutable, plan)
+    if plan.topology.name == "server" and not plan.is_served and mutable.optimizer.name == "torch":
         raise RecipeError(
             "torch.optim keeps its state to itself, servers must share theirs (optimizer: torch); use adam"
         )
+
+
+def _check_clipping(mutable: Mutable, plan: Plan) -> None:
+    num_shards = int(plan.topology["shards"])
+    if mutable.clip_norm is not None and num_shards > 1:
+        numbers = f"clip_norm: {mutable.clip_norm}, shards: {num_shards}"
+        raise RecipeError(f"no shard knows the norm of the whole sum ({numbers}); use topology=server(shards=1)")
 
 
 def build_splits(recipe: Recipe) -> Splits:
@@ -102,6 +161,12 @@ def build_splits(recipe: Recipe) -> Splits:
         if len(getattr(splits, name)) == 0:
             raise UsageError(f"data set has an empty split (data: {splits.name}, split: {name}); give it samples")
     return splits
+
+
+def build_optimizer(recipe: Recipe) -> AbstractOptimizer:
+    """The recipe's optimizer: the same every time, whoever updates."""
+    optimizer: AbstractOptimizer = build(recipe.mutable.optimizer, OPTIMIZERS, "optimizer")
+    return optimizer
 
 
 def build_task(
@@ -119,7 +184,7 @@ def build_task(
     task = Task(
         splits=splits,
         executor=build(mutable.executor, EXECUTORS, "executor", module, loss),
-        optimizer=build(mutable.optimizer, OPTIMIZERS, "optimizer"),
+        optimizer=build_optimizer(recipe),
         schedule=build(mutable.schedule, SCHEDULES, "schedule", total_samples, size),
         sampler=build(
             mutable.sampler, SAMPLERS, "sampler", splits.train, mutable.batch_size, derive_seed(seed, "sampler")
@@ -134,6 +199,8 @@ def build_task(
     )
     random = torch.Generator().manual_seed(derive_seed(seed, f"dropout/{replicas.rank}")).get_state()
     model = replace(task.executor.initial_state(), random=random)
+    if isinstance(replicas, SoloReplicas) and task.accumulate == 1:
+        task = replace(task, step_in_one=step_in_one(task.executor, task.optimizer, model, task.clip_norm))
     return task, TrainingState(model, task.optimizer.init(model.parameters))
 
 

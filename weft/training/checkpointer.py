@@ -5,8 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from weft.training.checkpoint import write_checkpoint
 from weft.training.loop import TrainingState
 from weft.training.recipe import Mutable
@@ -42,10 +40,11 @@ class Checkpointer:
         self._clock = clock
         self._written_at = clock()
         self._written_step: int | None = None
+        self._counted_from: int | None = None  # the last step that was written, or the one before the first seen
 
     def __call__(self, state: TrainingState) -> None:
         is_due = self._replicas.rank == 0 and self._is_due(state.step)
-        if self._replicas.sum(torch.tensor([float(is_due)])).item():
+        if self._replicas.agree(is_due):
             self.write(state)
 
     def write(self, state: TrainingState) -> None:
@@ -56,8 +55,14 @@ class Checkpointer:
         if self._replicas.rank == 0:
             write_checkpoint(self._folder, snapshot)
         self._written_at, self._written_step = self._clock(), state.step
+        self._counted_from = state.step
 
     def _is_due(self, step: int) -> bool:
-        by_steps = self._every_steps is not None and step % self._every_steps == 0
+        """Whether a multiple of the steps, or the time, has passed since the last one; and so until it is written, for
+        ranks that do not meet in every step cannot write at once."""
+        if self._counted_from is None:
+            self._counted_from = step - 1
+        every = self._every_steps
+        by_steps = every is not None and step // every > self._counted_from // every
         by_time = self._every_seconds is not None and self._clock() - self._written_at >= self._every_seconds
         return by_steps or by_time

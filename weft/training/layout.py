@@ -9,20 +9,21 @@ from torch import Tensor
 
 from weft.errors import CorruptFileError
 
-__all__ = ["PER_RANK", "REPLICATED", "SUMMED", "Layout", "part_for", "sharded"]
+__all__ = ["AVERAGED", "PER_RANK", "REPLICATED", "SUMMED", "Layout", "part_for", "sharded"]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One of four:
+    """One of five:
 
     replicated   every rank has the same tensor; one part is kept
     sharded      rank r has the r-th piece along `dim`
     summed       ranks have different tensors of which only the sum matters (residuals of compression)
+    averaged     ranks have different tensors that stand for their mean (weights of replicas that meet seldom)
     per_rank     ranks have different tensors with no meaning elsewhere (random state)
     """
 
-    kind: Literal["replicated", "sharded", "summed", "per_rank"]
+    kind: Literal["replicated", "sharded", "summed", "averaged", "per_rank"]
     dim: int = 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -30,13 +31,14 @@ class Layout:
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> "Layout":
-        if data.get("kind") not in ("replicated", "sharded", "summed", "per_rank"):
+        if data.get("kind") not in ("replicated", "sharded", "summed", "averaged", "per_rank"):
             raise CorruptFileError(f"unknown layout in a checkpoint ({data}); it was written by a newer version")
         return Layout(data["kind"], data.get("dim", 0))
 
 
 REPLICATED = Layout("replicated")
 SUMMED = Layout("summed")
+AVERAGED = Layout("averaged")
 PER_RANK = Layout("per_rank")
 
 
@@ -57,4 +59,6 @@ def part_for(layout: Layout, parts: Sequence[Tensor], rank: int, world_size: int
         return torch.cat(list(parts), layout.dim).tensor_split(world_size, layout.dim)[rank].contiguous()
     if layout.kind == "summed":
         return torch.stack(list(parts)).sum(0) / world_size
+    if layout.kind == "averaged":
+        return torch.stack(list(parts)).mean(0) if parts[0].is_floating_point() else parts[0]
     return parts[rank] if rank < len(parts) else None

@@ -21,6 +21,7 @@ from weft.training.optimizers import AbstractOptimizer, OptimizerState
 from weft.training.replicas import AbstractReplicas, SoloReplicas, Update
 from weft.training.sampling import Sampler, SamplerState
 from weft.training.schedules import Schedule
+from weft.training.whole_step import StepInOne
 
 __all__ = ["Task", "TrainingState", "take_step", "train"]
 
@@ -41,6 +42,7 @@ class Task:
     accumulate: int = 1
     clip_norm: float | None = None
     replicas: AbstractReplicas = field(default_factory=SoloReplicas)
+    step_in_one: StepInOne | None = None  # of one rank: what executor and optimizer do, to the same bits
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,17 @@ def train(
     try:
         emit(events.TrainingStarted(progress_of(task, state), num_parameters))
         while True:
+            state = _catch_up(task, state)
             if is_evaluation_due(task, state):
                 emit(events.EvaluationStarted(progress_of(task, state), "validation"))
                 evaluation = _evaluate(task, state, clock)
-                is_met = is_target_met(task.target, evaluation.values)
+                is_met = evaluation is not None and is_target_met(task.target, evaluation.values)
                 state = replace(state, evaluated=state.samples, target_met=is_met)
-                emit(events.EvaluationEnded(progress_of(task, state), "validation", evaluation))
+                if evaluation is not None:
+                    emit(events.EvaluationEnded(progress_of(task, state), "validation", evaluation))
             if state.target_met:
                 reason = f"target reached ({task.target})"
+                task.replicas.dismiss()
                 break
             if state.samples >= task.total_samples:
                 break
@@ -102,7 +107,7 @@ def train(
             epoch, started = state.sampler.epoch, clock()
             state, result = take_step(task, state)
             emit(events.StepEnded(progress_of(task, state), result, clock() - started))
-            if task.replicas.sum(torch.tensor([float(len(wishes))])).item():
+            if task.replicas.agree(bool(wishes)):
                 raise StopTraining(wishes[0] if wishes else "another rank wished to stop")
             if state.sampler.epoch != epoch:
                 emit(events.EpochEnded(epoch))
@@ -120,19 +125,32 @@ def take_step(task: Task, state: TrainingState) -> tuple[TrainingState, StepResu
     lr = task.optimizer.lr * task.schedule(state.samples)
     weight = _weight(task, batch, len(indices))
 
-    parameters, loss, model = state.model.parameters, 0.0, state.model
-    with use_point(parameters, task.optimizer.prepare(parameters, state.optimizer)):
+    if task.step_in_one is not None and task.step_in_one.stands_for(task.executor, task.optimizer):
+        loss, model, optimizer = task.step_in_one(state.model, state.optimizer, batch, lr)
+        total = loss
+    else:
+        parameters, loss, model = state.model.parameters, 0.0, state.model
         on_gradient = task.replicas.begin(weight)
-        if len(batch):
-            loss, model = gradients_of(task.executor, state.model, batch, task.accumulate, on_gradient)
-    update = Update(task.optimizer, parameters, state.optimizer, lr, task.clip_norm)
-    total, optimizer = task.replicas.finish(weight * loss, update)
+        with use_point(parameters, task.optimizer.prepare(parameters, state.optimizer)):
+            if len(batch):
+                loss, model = gradients_of(task.executor, state.model, batch, task.accumulate, on_gradient)
+        update = Update(task.optimizer, parameters, state.optimizer, lr, task.clip_norm)
+        total, optimizer = task.replicas.finish(weight * loss, update)
     if not math.isfinite(total):
         raise _divergence(task, state, batch, loss)
 
     samples = state.samples + len(indices)
     after = replace(state, model=model, optimizer=optimizer, sampler=sampler, step=state.step + 1, samples=samples)
     return after, StepResult(total, lr, len(indices), task.replicas.traffic())
+
+
+def _catch_up(task: Task, state: TrainingState) -> TrainingState:
+    """Go on at another global batch where the replicas say so."""
+    step = task.replicas.next_step(state.step)
+    if step == state.step:
+        return state
+    sampler = task.sampler.state_at(step)
+    return replace(state, step=step, sampler=sampler, samples=task.sampler.samples_before(sampler))
 
 
 def _noting(wishes: list[str], emit: Listener) -> Listener:
@@ -162,13 +180,16 @@ def progress_of(task: Task, state: TrainingState) -> Progress:
     return Progress(state.step, state.samples, task.total_samples, state.samples / len(task.splits.train))
 
 
-def _evaluate(task: Task, state: TrainingState, clock: Callable[[], float]) -> Evaluation:
-    task.replicas.align(state.model.buffers)
-    found = evaluate(task.executor, state.model, task.splits.validation, task.metrics, task.replicas)
+def _evaluate(task: Task, state: TrainingState, clock: Callable[[], float]) -> Evaluation | None:
+    """None on a rank that has no part in evaluations."""
+    with task.replicas.use_consensus(state.model) as consensus:
+        if consensus.judges is None:
+            return None
+        found = evaluate(task.executor, state.model, task.splits.validation, task.metrics, consensus.judges)
     if not math.isfinite(found["loss"]):  # an update that overflowed shows here first, or nowhere after the last step
         batch = task.splits.validation.take(torch.arange(min(len(task.splits.validation), 32)))
         raise _divergence(task, state, batch, found["loss"])
-    values = {f"validation/{name}": value for name, value in found.items()}
+    values = {f"validation/{name}": value for name, value in found.items()} | dict(consensus.values)
     return Evaluation(state.step, state.samples, progress_of(task, state).epoch, clock(), values)
 
 
@@ -176,7 +197,7 @@ def _weight(task: Task, batch: Batch, num_samples: int) -> float:
     """How much this rank's mean counts in the mean of all: by samples, or by targets where samples differ in them."""
     if task.replicas.size == 1:
         return 1.0
-    if not task.splits.train.has_padding():
+    if not task.splits.train.has_padding() or not task.replicas.is_synchronous:
         return len(batch) / num_samples
     total = task.replicas.sum(torch.tensor([batch.num_targets], dtype=torch.float64)).item()
     return batch.num_targets / max(1.0, total)

@@ -5,21 +5,27 @@ A step as the loop drives it, on every rank:
     share      which samples of the global batch are this rank's
     begin      a sink for this rank's gradients; exchange starts while backward still runs
     finish     all gradients exchanged, parameters updated; the global loss
+    agree      decisions that all ranks take together: to stop, to save
+
+Ranks that go at a pace of their own fit as well (`is_synchronous` is false): they agree when and how they can, and say
+who evaluates which parameters.
 """
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import final
 
 from torch import Tensor
 
 from weft.graph import GradientSink, State
+from weft.training.checkpoint import Entry
 from weft.training.gradients import clip_by_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
 
-__all__ = ["AbstractReplicas", "SoloReplicas", "Traffic", "Update"]
+__all__ = ["AbstractReplicas", "Consensus", "SoloReplicas", "Traffic", "Update"]
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,18 @@ class Traffic:
     num_bytes: int = 0  # handed to the transport
 
 
+@dataclass(frozen=True)
+class Consensus:
+    """The model that all ranks stand for, while a model holds it: who evaluates it together, and what is known of it.
+
+    `judges` is None on a rank that has no part in the evaluation; such a rank hears of the end by `agree`.
+    """
+
+    judges: "AbstractReplicas | None"
+    values: Mapping[str, float] = field(default_factory=dict)  # by metric, such as `consensus_distance`
+    series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # by metric, where one number is too few
+
+
 class AbstractReplicas(ABC):
     """The ranks that train one model together. Every method is called by all ranks, in the same order."""
 
@@ -59,9 +77,19 @@ class AbstractReplicas(ABC):
     @abstractmethod
     def size(self) -> int: ...
 
+    @property
+    @abstractmethod
+    def is_synchronous(self) -> bool:
+        """Whether ranks meet in every step, and so hold the same parameters and optimizer state after it."""
+
     @abstractmethod
     def join(self, model: State) -> None:
         """Begin together: every rank leaves with the parameters and buffers of rank 0, in place."""
+
+    @abstractmethod
+    def next_step(self, step: int) -> int:
+        """The global batch that this rank takes next, where `step` follows its last: another if ranks go at a pace of
+        their own and others have taken some."""
 
     @abstractmethod
     def share(self, indices: Tensor) -> Tensor:
@@ -75,12 +103,24 @@ class AbstractReplicas(ABC):
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
         """Wait for the exchange and update; `loss` is this rank's, already weighted, the one returned is the sum.
 
-        No parameter is written if the sum is not finite: every rank sees the same sum and stops.
+        No parameter is written if the sum is not finite: every rank sees the same sum and stops. Ranks that do not meet
+        in every step return the loss of their own share.
         """
 
     @abstractmethod
     def traffic(self) -> Traffic:
         """The cost of the last step's exchange."""
+
+    @abstractmethod
+    def agree(self, wish: bool) -> bool:
+        """Whether any rank wishes it, once after each step and question, with the same answer on all ranks.
+
+        Ranks that do not meet in every step may hear of a wish later: it is repeated until it is granted.
+        """
+
+    @abstractmethod
+    def dismiss(self) -> None:
+        """The target is met, and training over: ranks that had no part in the evaluation hear of it by `agree`."""
 
     @abstractmethod
     def sum(self, tensor: Tensor) -> Tensor:
@@ -95,8 +135,20 @@ class AbstractReplicas(ABC):
         """The whole optimizer state on every rank, where ranks keep parts of it; what a checkpoint holds."""
 
     @abstractmethod
-    def align(self, buffers: Mapping[str, Tensor]) -> None:
-        """Bring buffers (running statistics) together before they are evaluated or saved, in place."""
+    def use_consensus(self, model: State) -> AbstractContextManager[Consensus]:
+        """While it is held, `model` has the parameters that all ranks together stand for; then each has its own again.
+
+        Buffers (running statistics) are brought together in place, and stay so.
+        """
+
+    @abstractmethod
+    def memory(self) -> Mapping[str, Entry]:
+        """What the exchange itself carries from step to step, by names of its own, as a checkpoint holds it."""
+
+    @abstractmethod
+    def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
+        """Go on after `step` steps, with the memory in a checkpoint's entries where there is one that fits. Called
+        when the model has been restored."""
 
 
 @final
@@ -114,8 +166,15 @@ class SoloReplicas(AbstractReplicas):
     def size(self) -> int:
         return 1
 
+    @property
+    def is_synchronous(self) -> bool:
+        return True
+
     def join(self, model: State) -> None:
         pass
+
+    def next_step(self, step: int) -> int:
+        return step
 
     def share(self, indices: Tensor) -> Tensor:
         return indices
@@ -131,6 +190,12 @@ class SoloReplicas(AbstractReplicas):
     def traffic(self) -> Traffic:
         return Traffic()
 
+    def agree(self, wish: bool) -> bool:
+        return wish
+
+    def dismiss(self) -> None:
+        pass
+
     def sum(self, tensor: Tensor) -> Tensor:
         return tensor
 
@@ -140,5 +205,11 @@ class SoloReplicas(AbstractReplicas):
     def collect(self, state: OptimizerState) -> OptimizerState:
         return state
 
-    def align(self, buffers: Mapping[str, Tensor]) -> None:
+    def use_consensus(self, model: State) -> AbstractContextManager[Consensus]:
+        return nullcontext(Consensus(self))
+
+    def memory(self) -> Mapping[str, Entry]:
+        return {}
+
+    def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
         pass

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
 
 import torch
 from torch import Tensor
@@ -25,10 +25,13 @@ def values_of(
     if rates:
         values |= {"throughput": median(rates), "step_time": median(history.step_seconds)}
     if any(traffic.num_bytes for traffic in history.step_traffic):
+        # Where most steps exchange nothing (replicas that meet seldom) a median would be zero.
+        is_regular = all(traffic.num_bytes for traffic in history.step_traffic)
+        average = median if is_regular else fmean
         values |= {
-            "communication_exposed": median(traffic.exposed for traffic in history.step_traffic),
-            "communication_hidden": median(traffic.hidden for traffic in history.step_traffic),
-            "bytes_per_step": median(float(traffic.num_bytes) for traffic in history.step_traffic),
+            "communication_exposed": average([traffic.exposed for traffic in history.step_traffic]),
+            "communication_hidden": average([traffic.hidden for traffic in history.step_traffic]),
+            "bytes_per_step": average([float(traffic.num_bytes) for traffic in history.step_traffic]),
         }
     return values
 

@@ -26,7 +26,7 @@ from weft.training.results import hash_tensors, judge, to_target, values_of
 from weft.training.snapshot import restore
 from weft.training.surroundings import Surroundings
 
-__all__ = ["resume_run", "run_recipe"]
+__all__ = ["mark_failed", "resume_run", "run_recipe"]
 
 
 def run_recipe(
@@ -70,6 +70,24 @@ def resume_run(
     recipe = Recipe.from_dict(record.recipe)
     check_recipe(recipe)
     return _run_what_is_left(recipe, record, folder, listeners, replicas or SoloReplicas(), Surroundings())
+
+
+def mark_failed(folder: RunFolder, error: Exception) -> None:
+    """Record that what still ran has failed, where rank 0 could not: it died, or another's error ended it."""
+    record = read_record(folder.path)
+    infinite = to_target((), Recipe.from_dict(record.recipe).fixed.target)
+    write_record(
+        folder.path,
+        replace(
+            record,
+            repetitions=tuple(
+                repetition
+                if _has_ended(repetition)
+                else replace(repetition, status="failed", stop_reason=str(error), values=infinite)
+                for repetition in record.repetitions
+            ),
+        ),
+    )
 
 
 def _begin_record(recipe: Recipe, seeds: Sequence[int], clock_rules: str, *, is_sketch: bool) -> RunRecord:
@@ -136,7 +154,7 @@ def _train_once(
     watching = use_resource_watch(is_idle=surroundings.is_virtual)
     with use_interrupt() as interrupt, use_determinism(), watching as watch:
         heard = [log_to(folder, seed), *listeners] if replicas.rank == 0 else []
-        emit = _in_turn([history, watch, *heard, interrupt])
+        emit = _in_turn([history, watch, surroundings.listen, *heard, interrupt])
         snapshot = latest_checkpoint(checkpoints, lambda text: emit(Notice(f"{text}; looking for an older one")))
         started: float = snapshot.progress["started"] if snapshot else now()
         splits = surroundings.load(recipe)
@@ -147,6 +165,7 @@ def _train_once(
             _check_same_start(snapshot, replicas)
         if snapshot:
             state = restore(state, snapshot, replicas.rank, replicas.size)
+            replicas.remember(snapshot.step, snapshot.entries)
             history.restore(snapshot.progress["history"])
             emit(Notice(f"resumed from step {state.step}"))
         carried = lambda: {"started": started, "history": history.to_dict()}  # noqa: E731
@@ -158,8 +177,10 @@ def _train_once(
             save.write(state)
         if replicas.sum(torch.tensor([float(interrupt.requested)])).item():
             return Repetition(seed, "interrupted", reason, splits.checksum())
-        replicas.align(state.model.buffers)  # a listener may have ended training between two evaluations
-        scores = evaluate(task.executor, state.model, splits.test, task.metrics, replicas)
+        with replicas.use_consensus(state.model) as consensus:
+            judges = consensus.judges
+            scores = evaluate(task.executor, state.model, splits.test, task.metrics, judges) if judges else {}
+            hashes = {"parameters": hash_tensors(state.model.parameters)}
 
     values = values_of(history, task.target, wall_clock, {f"test/{name}": score for name, score in scores.items()})
     return Repetition(
@@ -170,13 +191,18 @@ def _train_once(
         evaluations=tuple(history.evaluations),
         values={
             **values,
+            **consensus.values,
             **watch.values,
             **(probe_data(task) if replicas.rank == 0 else {}),
             **probe_scaling(task, state, values["step_time"], now),
             **({} if surroundings.is_virtual else probe_step(task, state, values["throughput"])),
         },
-        series={"train/loss": tuple(history.losses), "step_time": tuple(history.step_seconds)},
-        hashes={"parameters": hash_tensors(state.model.parameters)},
+        series={
+            "train/loss": tuple(history.losses),
+            "step_time": tuple(history.step_seconds),
+            **consensus.series,
+        },
+        hashes=hashes,
     )
 
 

@@ -1,6 +1,8 @@
 """Between the state of a training and a checkpoint's named tensors.
 
 parameter/<name>   buffer/<name>   random   optimizer/lr   optimizer/step   slot/<parameter>/<slot>
+
+and what the replicas carry themselves, by names of their own.
 """
 
 from collections.abc import Mapping
@@ -13,7 +15,7 @@ from torch import Tensor
 from weft.errors import CorruptFileError
 from weft.graph import State
 from weft.training.checkpoint import Entry, Snapshot
-from weft.training.layout import PER_RANK, REPLICATED
+from weft.training.layout import AVERAGED, PER_RANK, REPLICATED
 from weft.training.loop import TrainingState
 from weft.training.optimizers import OptimizerState, Shared
 from weft.training.replicas import AbstractReplicas, SoloReplicas
@@ -26,18 +28,19 @@ def take_snapshot(state: TrainingState, extra: Mapping[str, Any], replicas: Abst
     """The state of all ranks as a checkpoint holds it; `extra` is progress that the caller wants back."""
     replicas = replicas or SoloReplicas()
     optimizer = replicas.collect(state.optimizer)
-    replicated = {
-        **{f"parameter/{name}": tensor for name, tensor in state.model.parameters.items()},
-        "optimizer/lr": optimizer.shared.lr,
-        "optimizer/step": optimizer.shared.step,
-        **{f"slot/{name}/{slot}": tensor for name, own in optimizer.slots.items() for slot, tensor in own.items()},
-    }
-    entries = {name: Entry(REPLICATED, (tensor,)) for name, tensor in replicated.items()}
+    trained = {f"parameter/{name}": tensor for name, tensor in state.model.parameters.items()}
+    for name, slots in optimizer.slots.items():
+        # Sorted, for they are gathered one by one: an update may have put them in another order on some rank.
+        trained |= {f"slot/{name}/{slot}": slots[slot] for slot in sorted(slots)}
+    entries = {name: _entry(tensor, replicas) for name, tensor in trained.items()}
+    entries["optimizer/lr"] = Entry(REPLICATED, (optimizer.shared.lr,))
+    entries["optimizer/step"] = Entry(REPLICATED, (optimizer.shared.step,))
     # Running statistics are each rank's own between evaluations, and a resumed run must find them so.
     layout = REPLICATED if replicas.size == 1 else PER_RANK
     for name, tensor in state.model.buffers.items():
         entries[f"buffer/{name}"] = Entry(layout, replicas.gather(tensor))
     entries["random"] = Entry(PER_RANK, replicas.gather(state.model.random))
+    entries |= replicas.memory()
     progress = {
         "samples": state.samples,
         "evaluated": state.evaluated,
@@ -78,6 +81,13 @@ def restore(state: TrainingState, snapshot: Snapshot, rank: int = 0, size: int =
         evaluated=progress["evaluated"],
         target_met=progress["target_met"],
     )
+
+
+def _entry(tensor: Tensor, replicas: AbstractReplicas) -> Entry:
+    """Ranks that do not meet in every step have trained different tensors."""
+    if replicas.is_synchronous:
+        return Entry(REPLICATED, (tensor,))
+    return Entry(AVERAGED, replicas.gather(tensor.detach()))
 
 
 def _of_rank(name: str, entry: Entry, rank: int, size: int) -> Tensor | None:

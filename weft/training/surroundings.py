@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from weft.metrics.record_file import CLOCK_RULES
 from weft.training.build import build_splits
 from weft.training.datasets import Splits
+from weft.training.events import Event, Listener
 from weft.training.loop import Task
 from weft.training.recipe import Recipe
 
@@ -15,6 +16,10 @@ __all__ = ["Surroundings"]
 
 def _as_it_is(task: Task) -> Task:
     return task
+
+
+def _hear_nothing(_event: Event) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -28,5 +33,6 @@ class Surroundings:
     now: Callable[[], float] = time.time  # seconds
     load: Callable[[Recipe], Splits] = build_splits
     prepare: Callable[[Task], Task] = _as_it_is
+    listen: Listener = _hear_nothing  # on every rank, where other listeners are on rank 0 alone
     clock_rules: str = CLOCK_RULES
     is_virtual: bool = False

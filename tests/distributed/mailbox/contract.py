@@ -185,6 +185,27 @@ def tensors_belong_to_their_side(desk: Desk) -> list[str]:
     return found.problems
 
 
+def tensors_of_empty(desk: Desk) -> list[str]:
+    """Tensors of the mailbox's own are sent and received like others, to several peers at once."""
+    found = Findings()
+    with everyone(desk) as mailbox:
+        tensor = mailbox.empty((50_000,))
+        found.expect("form", (tensor.shape, mailbox.empty((2, 3), torch.int64).dtype), ((50_000,), torch.int64))
+        for value in range(4):
+            if desk.address == 0:
+                works = [mailbox.start_send(peer, "weights", {}, [tensor.fill_(value)]) for peer in desk.others]
+                for work in works:
+                    work.wait()
+            else:
+                message = mailbox.receive("weights", 0, into=[tensor], deadline=mailbox.clock.now() + PATIENCE)
+                found.expect_tensor("weights", message.tensors[0], torch.full((50_000,), float(value)))
+                mailbox.send(0, "seen", {}, [tensor[:20_000]])
+        for _ in range(4):
+            for peer in desk.others if desk.address == 0 else ():
+                found.expect("a part of it", get(mailbox, "seen", peer).tensors[0].shape, (20_000,))
+    return found.problems
+
+
 def receiving_into(desk: Desk) -> list[str]:
     """Tensors made ready are filled and handed back, before or after the message came; a misfit is kept."""
     found = Findings()
@@ -425,6 +446,7 @@ PROGRAMS: tuple[Program, ...] = (
     tags_and_order,
     payloads,
     tensors_belong_to_their_side,
+    tensors_of_empty,
     receiving_into,
     deadlines,
     wait_any,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.graph.fusion.test_fuse import always, momentum, momentum_inputs
+from weft.errors import GraphError
 from weft.graph import Program, capture
 from weft.graph.fusion import compile_region, fuse, regions_of
 
@@ -64,3 +65,13 @@ def test_norms_and_sums_are_compiled_with_what_surrounds_them() -> None:
     given = [torch.randn(like.shape).abs() for like in region.inputs]
     for found, expected in zip(compile_region(region)(list(given)), region.run(given), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("No working C++ compiler found\nand more")
+
+    monkeypatch.setattr("weft.graph.fusion.compiled.compile_with_inductor", fail)
+    (region,) = regions_of(fuse(capture(lambda s, b: (b.cos().tan(), s), (), torch.ones(3)), worth=always)).values()
+    with pytest.raises(GraphError, match=r"cannot be compiled \(.*: No working C\+\+ compiler found\); install"):
+        compile_region(region)

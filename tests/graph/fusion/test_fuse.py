@@ -101,6 +101,23 @@ def test_a_huge_update_is_cut_into_regions() -> None:
     assert len(sizes) == 2 and max(sizes) <= 400 and sum(sizes) == 150 * 5
 
 
+def clipped(state: Any, batch: Any) -> tuple[Any, Any]:
+    gradients = {name: (batch.t() @ batch) * weight for name, weight in state["w"].items()}
+    norm = torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt()
+    scale = 1 / (norm + 1e-6).clamp(min=1)
+    return batch.sum(), {**state, "w": {name: w - gradients[name] * scale for name, w in state["w"].items()}}
+
+
+def test_an_update_that_all_gradients_decide_is_cut_where_it_can_be() -> None:
+    # The scale is a scalar that every update reads, but unlike a learning rate it comes of all the gradients.
+    graph = capture(clipped, *momentum_inputs(150))
+    fused = fuse(graph, worth=always)
+    assert len(regions_of(fused)) > 1
+    state, batch = momentum_inputs(150)
+    inputs = [*state["w"].values(), *state["v"].values(), batch]
+    assert bits_of(values_of(fused, inputs)) == bits_of(values_of(graph, inputs))
+
+
 def test_few_calls_on_small_tensors_are_left_alone() -> None:
     graph = capture(layers, torch.ones(1, 4, 4), torch.ones(4, 4))
     assert targets_of(fuse(graph)) == targets_of(graph)

@@ -1,6 +1,6 @@
 """What rules may and may not do: results stay apart, draws stay, repetitions that save memory stay."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ from torch import Tensor, fx
 
 from weft.errors import GraphError
 from weft.graph import Program, Rule, capture, rewrite
+from weft.graph.fusion import fuse
 from weft.graph.rewrites import pattern_rule
 from weft.graph.rewrites.dead import DEAD
 from weft.graph.rewrites.pattern import Number, Op, Var, only
@@ -133,3 +134,32 @@ def test_a_rule_that_changes_the_graph_wrongly_is_caught_and_named() -> None:
     graph = capture(lambda state, batch: (batch.sum(), state), torch.ones(3), torch.ones(3))
     with pytest.raises(GraphError, match=r"rule breaks the graph \(rule: forget\): .*shape or type of a result"):
         rewrite(graph, [Rule("forget", forget)], check_each=True)
+
+
+def test_rules_and_reassociate_exclude_each_other() -> None:
+    graph = capture(lambda state, batch: (batch.sum(), state), torch.ones(3), torch.ones(3))
+    with pytest.raises(GraphError, match="give one of them"):
+        rewrite(graph, [DEAD], reassociate=True)
+
+
+@pytest.fixture
+def exchange(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Tensor], Tensor]]:
+    """An operator that counts as talking to other ranks."""
+    monkeypatch.setattr("weft.graph.roles.COLLECTIVES", ("weft_rules_test.",))
+    library = torch.library.Library("weft_rules_test", "FRAGMENT")
+    library.define("exchange(Tensor x) -> Tensor")
+    library.impl("exchange", torch.clone, "CompositeExplicitAutograd")
+    yield torch.ops.weft_rules_test.exchange
+    library._destroy()
+
+
+def test_collectives_are_neither_merged_nor_dropped_nor_fused(exchange: Callable[[Tensor], Tensor]) -> None:
+    def step(state: Tensor, batch: Tensor) -> tuple[Any, Any]:
+        first, second = exchange(state.sin().cos()), exchange(batch)
+        exchange(batch)
+        return (first.exp() + second.exp()) * 2, state
+
+    graph = capture(step, torch.ones(3, 3), torch.ones(3, 3))
+    fused = fuse(rewrite(graph, reassociate=True, check_each=True), worth=lambda group: True)
+    found = [operator.target.partition(".")[0] for operator in fused.operators]
+    assert found == ["weft_region", *["weft_rules_test"] * 3, "weft_region"]

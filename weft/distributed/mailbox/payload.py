@@ -21,6 +21,7 @@ __all__ = [
     "encode_header",
     "encode_json",
     "fill",
+    "is_tag",
     "prepare_tensors",
 ]
 
@@ -65,9 +66,14 @@ def decode_json(encoded: bytes) -> Any:
     return _DECODER.decode(encoded.decode())
 
 
+def is_tag(tag: str) -> bool:
+    """Whether a message may have it: notes of who comes and goes cannot be forged by peers."""
+    return 0 < len(tag.encode(errors="replace")) <= MAX_TAG_BYTES and not tag.startswith(RESERVED)
+
+
 def check_tag(tag: str) -> None:
     """Raise UsageError where a tag cannot be sent."""
-    if not tag or len(tag.encode()) > MAX_TAG_BYTES or tag.startswith(RESERVED):
+    if not is_tag(tag):
         raise UsageError(
             f"tag cannot be sent (tag: {tag!r}); use 1 to {MAX_TAG_BYTES} bytes that do not begin with {RESERVED}"
         )

@@ -10,6 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from weft.errors import GraphError
 from weft.graph.fusion.region import Region
 from weft.torch_private import compile_with_inductor
 
@@ -20,11 +21,20 @@ class CompiledRegion:
     """Called with a list of tensors, which it empties: what nobody else holds is freed as soon as it is read.
 
     The tensors must have the shapes, strides and types of the region; it is an error if they do not.
+
+    Raises:
+        GraphError: there is no C++ compiler, or it refuses.
     """
 
     def __init__(self, region: Region) -> None:
         self.region = region
-        self._function, self.source = compile_with_inductor(region.run, region.inputs)
+        try:
+            self._function, self.source = compile_with_inductor(region.run, region.inputs)
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise GraphError(
+                f"region cannot be compiled ({region.name}: {reason}); install a C++ compiler, or run unfuse(graph)"
+            ) from error
         self._is_shared: tuple[bool, ...] | None = None  # which outputs share memory with another or an input
 
     def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:

@@ -3,6 +3,7 @@
 import heapq
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import fx
 
@@ -10,11 +11,12 @@ from weft.graph.fusion.members import is_view_in_region
 from weft.graph.fusion.partition import predecessors_of
 from weft.graph.fusion.region import make_region
 
-__all__ = ["Boundary", "contract"]
+__all__ = ["Boundary", "boundary_of", "contract"]
 
 Group = Sequence[fx.Node]
 
 
+@dataclass(frozen=True)
 class Boundary:
     """What goes into a group and what comes out.
 
@@ -22,15 +24,21 @@ class Boundary:
     read too is therefore taken once more outside, from what it looks at.
     """
 
-    def __init__(self, group: Group) -> None:
-        inside = set(group)
-        self.inputs = list(dict.fromkeys(s for node in group for s in node.all_input_nodes if s not in inside))
-        wanted: set[fx.Node] = set()
-        for node in reversed(group):
-            if any(user not in inside or (user in wanted and is_view_in_region(user)) for user in node.users):
-                wanted.add(node)
-        self.outputs = [node for node in group if node in wanted and not is_view_in_region(node)]
-        self.views = [node for node in group if node in wanted and is_view_in_region(node)]
+    inputs: list[fx.Node]
+    outputs: list[fx.Node]
+    views: list[fx.Node]
+
+
+def boundary_of(group: Group) -> Boundary:
+    inside, wanted = set(group), set[fx.Node]()
+    for node in reversed(group):
+        if any(user not in inside or (user in wanted and is_view_in_region(user)) for user in node.users):
+            wanted.add(node)
+    return Boundary(
+        inputs=list(dict.fromkeys(s for node in group for s in node.all_input_nodes if s not in inside)),
+        outputs=[node for node in group if node in wanted and not is_view_in_region(node)],
+        views=[node for node in group if node in wanted and is_view_in_region(node)],
+    )
 
 
 def contract(nodes: fx.Graph, groups: Sequence[Group]) -> fx.Graph:
@@ -80,7 +88,7 @@ def _in_order(nodes: fx.Graph, units: Sequence[Group], unit_of: dict[fx.Node, in
 
 
 def _call_region(made: fx.Graph, group: Group, copies: dict[fx.Node, fx.Node]) -> None:
-    boundary = Boundary(group)
+    boundary = boundary_of(group)
     region = make_region(group, boundary.inputs, boundary.outputs)
     noted = {key: value for key, value in group[0].meta.items() if key in ("is_backward", "in_grad_mode", "line")}
     call = made.call_function(region.target, ([copies[source] for source in boundary.inputs],))

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from torch import Tensor, fx
 
-from weft.graph.fusion.contraction import Boundary, contract
+from weft.graph.fusion.contraction import boundary_of, contract
 from weft.graph.fusion.members import is_view_in_region, members_of, owner_of
 from weft.graph.fusion.partition import connected, in_chunks, levels_of
 from weft.graph.fusion.region import Region, region_of
@@ -78,7 +78,7 @@ def regions_of(graph: Graph) -> dict[str, Region]:
 
 def is_cheaper(group: Sequence[fx.Node]) -> bool:
     """Whether one call that moves what goes in and out costs less than the calls one by one."""
-    boundary = Boundary(group)
+    boundary = boundary_of(group)
     inputs, outputs = ([node.meta["val"] for node in side] for side in (boundary.inputs, boundary.outputs))
     price = _BYTES_PER_REGION + _BYTES_PER_TENSOR * (len(inputs) + len(outputs)) + tensor_bytes(*inputs, *outputs)
     return price < sum(map(price_of_node, group))
@@ -91,17 +91,24 @@ def _groups(graph: Graph, part: str) -> Iterator[list[fx.Node]]:
     for level in levels_of(graph.nodes, members).values():
         weights = {node: int(owner_of(node) is node and not is_view_in_region(node)) for node in level}
         if part == "update":
-            scalars = {node for node in level if weights[node] and _is_scalar(node.meta["val"])}
-            chunks = in_chunks(connected(level, scalars), weights, _LARGEST)
+            chunks = in_chunks(connected(level, _shared_scalars(level)), weights, _LARGEST)
         else:
             chunks = (chunk for each in connected(level) for chunk in in_chunks([each], weights, _LARGEST))
         for chunk in chunks:
-            if any(weights[node] for node in chunk):
-                yield sorted(chunk, key=order.__getitem__)
+            chunk.sort(key=order.__getitem__)
+            if any(weights[node] for node in chunk) and boundary_of(chunk).outputs:
+                yield chunk
 
 
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 0
+def _shared_scalars(level: Sequence[fx.Node]) -> set[fx.Node]:
+    """Scalars that come of nothing but scalars: a learning rate, but not the norm of a gradient."""
+    inside, found = set(level), set[fx.Node]()
+    for node in level:
+        value = node.meta["val"]
+        is_scalar = isinstance(value, Tensor) and value.dim() == 0
+        if is_scalar and all(source in found for source in node.all_input_nodes if source in inside):
+            found.add(node)
+    return found
 
 
 def _opened(nodes: fx.Graph, call: fx.Node, region: Region, copies: dict[fx.Node, fx.Node]) -> list[fx.Node]:

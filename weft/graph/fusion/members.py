@@ -5,7 +5,7 @@ import operator
 import torch
 from torch import Tensor, fx
 
-from weft.graph.rewrites.memory import PLAIN_VIEWS, is_free_to_go
+from weft.graph.rewrites.memory import PLAIN_VIEWS, has_known_shape, is_free_to_go
 from weft.torch_private import schema_of
 
 __all__ = ["is_view_in_region", "members_of", "owner_of"]
@@ -90,4 +90,4 @@ def _is_plain(value: object) -> bool:
         return all(part is None or _is_plain(part) for part in value)
     if not isinstance(value, Tensor) or value.device.type != "cpu" or value.dtype not in _TYPES:
         return False
-    return all(type(size) is int for size in (*value.shape, *value.stride()))
+    return has_known_shape(value)

@@ -24,7 +24,7 @@ __all__ = ["NAMESPACE", "Region", "make_region", "region_of"]
 
 NAMESPACE = "weft_region"
 
-_library = torch.library.Library(NAMESPACE, "DEF")
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _known: dict[str, "Region"] = {}
 
 

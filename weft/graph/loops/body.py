@@ -20,7 +20,7 @@ from weft.graph.recording import Recorder, runner_of
 from weft.graph.sizes import Size, shape_of
 from weft.graph.structure import Tree, fill, flatten, paths_of, relabel
 from weft.graph.tracing import enter, finish, note_call, use_recording
-from weft.torch_private import fake_mode, mode_of, snapshot, use_no_modes
+from weft.torch_private import fake_mode, mode_of, use_no_modes
 
 __all__ = ["Iteration", "flatten_each", "record_body"]
 
@@ -76,7 +76,7 @@ def _like(mode: Any, shape: Any, like: Tensor) -> Tensor:
 
 def _stand_in(mode: Any, tensor: Tensor) -> Tensor:
     """A tensor from outside, as the body sees it: without gaps, whatever it is now."""
-    return _like(mode, tensor.shape, snapshot(tensor))
+    return _like(mode, tensor.shape, tensor)
 
 
 def _arguments(num_carried: int, num_inputs: int, num_captured: int) -> Tree:
@@ -87,11 +87,15 @@ def _arguments(num_carried: int, num_inputs: int, num_captured: int) -> Tree:
         ("inputs", _leaves(counter + 1, num_inputs)),
         ("captured", _leaves(first, num_captured)),
     )
-    return "dict", (("state", _leaves(0, num_carried)), ("batch", ("dict", batch)))
+    return "dict", (("state", _carried(num_carried)), ("batch", ("dict", batch)))
 
 
 def _results(num_carried: int, num_outputs: int) -> Tree:
-    return "dict", (("outputs", _leaves(num_carried, num_outputs)), ("state", _leaves(0, num_carried)))
+    return "dict", (("outputs", _leaves(num_carried, num_outputs)), ("state", _carried(num_carried)))
+
+
+def _carried(count: int) -> Tree:
+    return "dict", (("carried", _leaves(0, count)),)
 
 
 def _leaves(first: int, count: int) -> Tree:

@@ -1,5 +1,7 @@
 """One iteration of a loop, and its gradient, as programs."""
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -25,14 +27,21 @@ def is_differentiable(tensor: Tensor) -> bool:
 
 @cache
 def forward_program(key: str) -> Program:
-    return Program(rewrite(find_body(key)))
+    return _in_a_new_thread(lambda: Program(rewrite(find_body(key))))
 
 
 @cache
 def backward_program(key: str) -> Program:
     """Takes what the iteration takes, then a gradient for each differentiable result; gives a gradient for each
     differentiable thing that it takes, None where no result depends on it."""
-    return Program(rewrite(_backward_of(find_body(key))))
+    return _in_a_new_thread(lambda: Program(rewrite(_backward_of(find_body(key)))))
+
+
+def _in_a_new_thread(make: Callable[[], Program]) -> Program:
+    """Programs are made when a kernel first needs them. A kernel runs with autograd shut out, and perhaps with modes at
+    work; a new thread knows nothing of either."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(make).result()
 
 
 def _backward_of(body: Graph) -> Graph:

@@ -14,7 +14,7 @@ from weft.graph.onnx.types import tensor_of
 
 __all__ = ["OnnxModule", "from_onnx", "load"]
 
-_OLDEST = 7  # operator sets: before, broadcasting was asked for by attributes
+_OLDEST = 7  # operator set: before, broadcasting was asked for by attributes
 
 
 def load(file: Path) -> "OnnxModule":
@@ -110,8 +110,11 @@ class _Step:
                 given.append(value)
         made = self._definition.function(self._attributes, *given)
         results: Sequence[Tensor | None] = [made] if isinstance(made, Tensor) else made
-        for name, value in zip(self._outputs, results, strict=False):
+        for place, name in enumerate(self._outputs):
             if name:
+                value = results[place] if place < len(results) else None
+                if value is None:
+                    raise GraphError(f"ONNX operator has an output that is not made here ({self._kind}: {name})")
                 self._note(numbers, name, value)
                 yield name, value
 

@@ -1,8 +1,8 @@
 """An arena: values that are not alive at the same time share memory, by a plan that is made once.
 
-    time  -->   0    1    2    3    4
-    offset  0   [ mm      ]    [ sum  ]
-           64        [ relu          ]
+time  -->   0    1    2    3    4
+offset  0   [ mm      ]    [ sum  ]
+       64        [ relu          ]
 """
 
 from collections.abc import Mapping

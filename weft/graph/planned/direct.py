@@ -38,7 +38,7 @@ def direct_call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
 def _is_same(function: Callable[..., Any], target: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
     try:
-        with _FirstCall():
+        with _FirstCall():  # type: ignore[no-untyped-call]
             function(*args, **kwargs)
     except _SeenError as seen:
         found, found_args, found_kwargs = seen.call

@@ -55,9 +55,7 @@ class Homes:
         return first is not None and (first is not node or node in self.offsets)
 
 
-def plan_homes(
-    order: Sequence[fx.Node], replaced: Mapping[fx.Node, fx.Node], returned: Collection[fx.Node]
-) -> Homes:
+def plan_homes(order: Sequence[fx.Node], replaced: Mapping[fx.Node, fx.Node], returned: Collection[fx.Node]) -> Homes:
     """Decide.
 
     Args:
@@ -133,7 +131,8 @@ class _Planner:
             return own
         operands = [source for source in node.all_input_nodes if source in self._homes.place]
         for operand in sorted(operands, key=lambda operand: not self._leads_home(operand, node)):
-            if layout_of(operand.meta["val"]) == layout_of(node.meta["val"]) and self._may_follow(number, node, operand):
+            is_alike = layout_of(operand.meta["val"]) == layout_of(node.meta["val"])
+            if is_alike and self._may_follow(number, node, operand):
                 return self._homes.place[operand]
         return None
 
@@ -169,9 +168,7 @@ class _Planner:
             return False
         # An operand that is another look at the same memory is not read in step with it.
         reader = self._order[number]
-        return not any(
-            source is not value and value in self._owners[source] for source in reader.all_input_nodes
-        )
+        return not any(source is not value and value in self._owners[source] for source in reader.all_input_nodes)
 
     def _write(self, number: int, node: fx.Node, over: fx.Node | None) -> None:
         first = node if over is None else over

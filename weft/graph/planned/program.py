@@ -4,6 +4,7 @@ import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def _check_apart(inputs: Sequence[Tensor], written: Collection[int]) -> None:
     begin_and_end = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), i) for i, tensor in enumerate(inputs) if tensor.numel()
     )
-    for (_, end, i), (begin, _, j) in zip(begin_and_end, begin_and_end[1:], strict=False):
+    for (_, end, i), (begin, _, j) in pairwise(begin_and_end):
         if begin < end and (i in written or j in written):
             raise GraphError(f"two tensors share memory that a step writes to (inputs: {i} and {j}); clone one")
 
@@ -127,4 +128,3 @@ def _extent(tensor: Tensor) -> int:
     """Bytes from the first element to the end of the last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
-

@@ -1,13 +1,13 @@
 """Straight-line Python from a graph and its memory plan: a function that makes the step, once for each state.
 
-    def bind(kept, memory, constants):      tensors that stay, the arena
-        weight_t = torch.t(weight)          what depends on them alone: looks, places in the arena
-        def step(inputs, sink):
-            torch.mm(x, weight_t, out=mm)   what is left: one call an operator
+def bind(kept, memory, constants):      tensors that stay, the arena
+    weight_t = torch.t(weight)          what depends on them alone: looks, places in the arena
+    def step(inputs, sink):
+        torch.mm(x, weight_t, out=mm)   what is left: one call an operator
 """
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, fx
@@ -45,7 +45,14 @@ def source_of(graph: Graph, places: Places, order: Sequence[fx.Node], homes: Hom
     kept = [writer.name(node) for i, node in enumerate(graph.placeholders) if i in places.kept]
     lines += ["", "", "def bind(kept, memory, constants):", f"    [{', '.join(kept)}] = kept"]
     lines += [f"    {line}" for line in writer.once]
-    lines += ["", "    def step(inputs, sink):", *(f"        {line}" for line in writer.each), "", "    return step", ""]
+    lines += [
+        "",
+        "    def step(inputs, sink):",
+        *(f"        {line}" for line in writer.each),
+        "",
+        "    return step",
+        "",
+    ]
     return "\n".join([_HEADER, *lines])
 
 
@@ -132,8 +139,7 @@ class _Writer:
         return f"[{', '.join(outputs.get(i, '_') for i in range(count))}]"
 
     def _call_region(self, node: fx.Node, region: Region) -> None:
-        (inputs,) = node.args
-        given, fresh, into = [self.name(source) for source in inputs], [], {}  # type: ignore[union-attr]
+        given, fresh, into = [self.name(source) for source in node.args[0]], [], {}  # type: ignore[union-attr,arg-type]
         outputs = {output.args[1]: output for output in _outputs(node)}
         for i in range(len(node.meta["val"])):
             output = outputs.get(i)
@@ -144,14 +150,14 @@ class _Writer:
                 into[i] = given.index(name)
             else:
                 fresh.append("_" if output is None else self.name(output))
-        alias = f"region_{region.name}"
-        while self.aliases.setdefault(alias, f"compiled({region.name!r}, {into})") != f"compiled({region.name!r}, {into})":
+        alias, compiled = f"region_{region.name}", f"compiled({region.name!r}, {into})"
+        while self.aliases.setdefault(alias, compiled) != compiled:  # equal regions may write to other places
             alias += "_"
         left = f"[{', '.join(fresh)}] = " if fresh else ""
         self.each.append(f"{left}{alias}([{', '.join(given)}])")
 
     def _text(self, node: fx.Node, call: Call) -> str:
-        target, args, kwargs = call
+        _, args, kwargs = call
         arguments = [self._literal(value) for value in args]
         arguments += [f"{key}={self._literal(value)}" for key, value in kwargs.items()]
         return f"{self._function(node, call)}({', '.join(arguments)})"
@@ -219,20 +225,18 @@ class _Writer:
         return literal(value, self.name)
 
     def _last_readers(self) -> dict[int, list[str]]:
-        """The variables that are mentioned for the last time by each call."""
+        """The variables of the step that are mentioned for the last time by each call."""
         last: dict[str, int] = {}
         for number, node in enumerate(self._order):
-            if node.op == "call_function":
-                for value in (node, *node.all_input_nodes):
-                    if not (value is node and isinstance(node.meta.get("val"), (tuple, list))) and value.op == "call_function":
-                        if not isinstance(value.meta.get("val"), (tuple, list)):
-                            last[self.name(value)] = number
-        staying = {self.name(node) for node in (*self._places.returned, *self._places.replaced.values()) if node is not None}
-        staying |= {self.name(node) for node in self._graph.placeholders}
+            for value in (node, *node.all_input_nodes):
+                if value.op == "call_function" and isinstance(value.meta.get("val"), Tensor):
+                    last[self.name(value)] = number
+        returned = (node for node in self._places.returned if node is not None)
+        for node in (*self._graph.placeholders, *returned, *self._places.replaced.values()):
+            last.pop(self.name(node), None)
         found: dict[int, list[str]] = {}
         for name, number in last.items():
-            if name not in staying:
-                found.setdefault(number, []).append(name)
+            found.setdefault(number, []).append(name)
         return found
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, fx
 
-from weft.graph.rewrites.memory import escaping, is_free_to_go
+from weft.graph.rewrites.memory import escaping, has_known_shape, is_free_to_go
 from weft.graph.rewrites.rule import Rule
 from weft.graph.sizes import sizes_in
 
@@ -43,7 +43,7 @@ def _is_foldable(node: fx.Node) -> bool:
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, Tensor) or not is_free_to_go(node):
         return False
-    if not all(isinstance(size, int) for size in value.shape) or any(sizes_in((node.args, node.kwargs))):
+    if not has_known_shape(value) or any(sizes_in((node.args, node.kwargs))):
         return False
     if str(node.target).startswith(_UNDEFINED) or value.numel() * value.element_size() > _LARGEST:
         return False

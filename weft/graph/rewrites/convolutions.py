@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from weft.graph.rewrites.memory import layout_of
+from weft.graph.rewrites.memory import has_known_shape, layout_of
 from weft.graph.rewrites.pattern import Anything, Call, Found, Op, Var, arguments_of, find, only
 from weft.graph.rewrites.price import price_of_node
 from weft.graph.rewrites.replacement import imagine, pattern_rule, put
@@ -91,10 +91,10 @@ def fuse_relu(nodes: fx.Graph, _constants: dict[str, Tensor]) -> int:
     count = 0
     for node in nodes.find_nodes(op="call_function", target=aten.relu.default):
         for found, calls in find(pattern, node):
-            if node.users and _is_plain(found):
+            new = imagine(template, found, node) if node.users and _is_plain(found) else None
+            if new is not None:
                 # PyTorch notes the strides of another memory format for this operator; it keeps that of its input.
-                new = replace(imagine(template, found, node), value=node.meta["val"])
-                put(nodes, node, new)
+                put(nodes, node, replace(new, value=node.meta["val"]))
                 for gone in calls:
                     nodes.erase_node(gone)
                 count += 1
@@ -102,8 +102,10 @@ def fuse_relu(nodes: fx.Graph, _constants: dict[str, Tensor]) -> int:
 
 
 def _is_plain(found: Found) -> bool:
-    values = [found[name].meta["val"] for name in ("x", "w")]
-    return values[0].dim() == 4 and all(v.dtype == torch.float32 and v.is_contiguous() for v in values)
+    image, weight = (found[name].meta["val"] for name in ("x", "w"))
+    if image.dim() != 4 or not has_known_shape(image):
+        return False
+    return all(value.dtype == torch.float32 and value.is_contiguous() for value in (image, weight))
 
 
 CONVOLUTIONS: tuple[Rule, ...] = (

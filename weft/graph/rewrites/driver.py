@@ -32,8 +32,9 @@ def rewrite(
     """
     if rules is None:
         phases = [EXACT, (*EXACT, *SIMPLIFICATIONS), (*EXACT, *FUSIONS)] if reassociate else [EXACT]
+    elif reassociate:
+        raise GraphError("rules were given, and reassociate too; give one of them")
     else:
-        assert not reassociate, "rules and reassociate exclude each other"
         phases = [tuple(rules)]
     edited, constants = graph.edited(), dict(graph.constants)
     for phase in phases:

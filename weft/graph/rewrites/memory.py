@@ -9,7 +9,7 @@ from weft.graph.graph import is_random
 from weft.graph.roles import is_collective
 from weft.torch_private import schema_of
 
-__all__ = ["PLAIN_VIEWS", "escaping", "is_free_to_go", "is_view", "layout_of"]
+__all__ = ["PLAIN_VIEWS", "escaping", "has_known_shape", "is_free_to_go", "is_view", "layout_of"]
 
 aten = torch.ops.aten
 
@@ -57,6 +57,11 @@ def escaping(nodes: fx.Graph) -> set[fx.Node]:
 def is_free_to_go(node: fx.Node) -> bool:
     """Whether the step is the same without the call, if nobody reads it: it draws nothing and talks to nobody."""
     return not is_random(node) and not is_collective(node)
+
+
+def has_known_shape(value: Tensor) -> bool:
+    """Whether every size is a number, none a name."""
+    return all(type(size) is int for size in (*value.shape, *value.stride()))
 
 
 def layout_of(value: Tensor) -> tuple[tuple[str, ...], tuple[str, ...], torch.dtype]:

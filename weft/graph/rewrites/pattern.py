@@ -215,4 +215,6 @@ def _is_same_literal(wanted: Any, value: Any) -> bool:
     """Equal, where 1 is 1.0 but not True, and 0.0 is not -0.0."""
     if _is_number(wanted):
         return _is_number(value) and wanted == value and math.copysign(1, wanted) == math.copysign(1, value)
+    if isinstance(wanted, (tuple, list)):
+        return isinstance(value, (tuple, list)) and list(wanted) == list(value)
     return not isinstance(value, fx.Node) and type(wanted) is type(value) and bool(wanted == value)

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 
-from weft.operators import cost_of
+from weft.operators import cost_of, tensor_bytes
 from weft.torch_private import size_hints
 
 __all__ = ["price_of_call", "price_of_node"]
@@ -29,9 +30,11 @@ def price_of_node(node: fx.Node) -> float:
 
 def price_of_call(target: Any, args: Sequence[Any], options: Mapping[str, Any], value: Any) -> float:
     """From shapes alone; symbolic sizes count as the ones that were captured."""
-    cost = cost_of(target, _concrete(args), _concrete(options), _concrete(value))
-    if cost is None:
-        return float("inf")
+    args, options, value = _concrete(args), _concrete(options), _concrete(value)
+    cost = cost_of(target, args, options, value)
+    if cost is None:  # then it is taken for one that goes over its operands once
+        tensors = [leaf for leaf in tree_leaves((args, options, value)) if isinstance(leaf, Tensor)]
+        return _BYTES_PER_CALL + tensor_bytes(*tensors)
     if not cost.bytes_moved and not cost.flops:
         return _BYTES_PER_CALL / 2  # a view
     return _BYTES_PER_CALL + max(cost.bytes_moved, _BYTES_PER_FLOP * cost.flops)

@@ -78,6 +78,15 @@ class Sampler:
         after = SamplerState(state.epoch + 1, 0) if end == self._num_samples else SamplerState(state.epoch, end)
         return self._order_of(state.epoch)[state.offset : end], after
 
+    def state_at(self, step: int) -> SamplerState:
+        """Where training stands after so many global batches from the first."""
+        epoch, batch = divmod(step, self.num_batches)
+        return SamplerState(epoch, batch * self._batch_size)
+
+    def samples_before(self, state: SamplerState) -> int:
+        """Samples that were given out until then."""
+        return state.epoch * self._num_samples + state.offset
+
     def _order_of(self, epoch: int) -> Tensor:
         if self._cached is None or self._cached[0] != epoch:
             self._cached = (epoch, self._order.order(epoch))

@@ -198,6 +198,7 @@ SPOILT: dict[str, Spoil] = {
     "malformed header": with_meta(b'[["push",[["float32",2]],[]],[]]'),
     "malformed nan": with_meta(b'[["push",[["float32",2]],[]],{"a":NaN}]'),
     "malformed tag": with_meta(b'[[7,[["float32",2]],[]],{}]'),
+    "malformed note": with_meta(b'[["weft.left",[["float32",2]],[]],{"reason":"x"}]'),
     "malformed loan": with_meta(b'[["push",[["float32",2]],[1,2]],{}]', 0),
     "malformed place": with_meta(b'[["push",[["float32",2]],[1,"x"]],{}]', 0),
     "malformed list": with_meta(b'[["push",[["float32",2]],[1]],{}]', 0),

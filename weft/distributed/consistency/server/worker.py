@@ -30,6 +30,7 @@ from weft.training.sampling import share
 
 __all__ = ["ServedReplicas"]
 
+
 @final
 class ServedReplicas(AbstractReplicas):
     """One of the workers that train through servers. Rank 0 begins, evaluates and keeps the record.

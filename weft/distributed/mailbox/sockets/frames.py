@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.distributed.mailbox.payload import DTYPES, MAX_HEADER_BYTES, MAX_TAG_BYTES, decode_json, encode_json
+from weft.distributed.mailbox.payload import DTYPES, MAX_HEADER_BYTES, MAX_TAG_BYTES, decode_json, encode_json, is_tag
 from weft.errors import UsageError
 from weft.specs import TensorSpec
 
@@ -125,7 +125,7 @@ def unpack_meta(raw: bytes) -> Meta:
         meta = Meta(tag, header, tuple(TensorSpec(tuple(shape), DTYPES[name]) for name, *shape in specs))
     except (ValueError, TypeError, KeyError, RecursionError):
         raise RefusedError("malformed") from None
-    is_sound = type(tag) is str and type(header) is dict and type(loan) is list and len(loan) in (0, 2)
+    is_sound = type(tag) is str and is_tag(tag) and type(header) is dict and type(loan) is list and len(loan) in (0, 2)
     if not is_sound or not all(map(_is_count, [*loan, *(length for spec in meta.specs for length in spec.shape)])):
         raise RefusedError("malformed")
     return replace(meta, loan=(loan[0], loan[1])) if loan else meta

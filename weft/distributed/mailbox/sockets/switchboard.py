@@ -210,6 +210,8 @@ class Switchboard:
 
     def _tend(self, now: float) -> None:
         """Signs of life out, and silence noticed. If it was this process that slept, nobody is blamed for it."""
+        if now - self._looked_at < min(SHORT_NAP, self._settings.timeout / 8):
+            return
         timeout = self._settings.timeout
         has_slept, self._looked_at = now - self._looked_at > timeout / 2, now
         for link in list(self._links.values()):

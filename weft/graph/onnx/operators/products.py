@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from weft.errors import GraphError
 from weft.graph.onnx.operators.definition import Attributes, Definition, plain
 
 __all__ = ["TABLE"]
@@ -73,9 +74,11 @@ def _conv_transpose(attributes: Attributes, x: Tensor, weight: Tensor, bias: Ten
         start, length = pads[i], size - pads[i] - pads[i + ndim]
         if shape is not None:
             length = shape[-ndim:][i]
-            total = size - length
+            total = max(size - length, 0)
             start = total // 2 if how != "SAME_LOWER" else total - total // 2
-        whole = whole.narrow(2 + i, start, length) if start >= 0 and length <= size else whole
+        whole = whole.narrow(2 + i, start, min(length, size - start))
+        beyond = [(0, length - whole.shape[2 + i] if dim == i else 0) for dim in range(ndim)]
+        whole = _padded(whole, beyond)
     return whole
 
 
@@ -145,25 +148,29 @@ def _lstm(
     w: Tensor,
     r: Tensor,
     bias: Tensor | None = None,
-    lengths: Tensor | None = None,
+    lengths: Sequence[int] | None = None,
     hidden: Tensor | None = None,
     cell: Tensor | None = None,
     peepholes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gates in the order input, output, forget, cell; one or two directions."""
-    if lengths is not None or attributes.get("activations") or attributes.get("clip") or attributes.get("layout", 0):
-        raise NotImplementedError("LSTM with lengths, other activations, a clip or the batch first")
+    is_batch_first = bool(attributes.get("layout", 0))
+    x = x.transpose(0, 1) if is_batch_first else x
+    is_ragged = lengths is not None and any(length != x.shape[0] for length in lengths)
+    if is_ragged or attributes.get("activations") or attributes.get("clip"):
+        raise GraphError("an imported LSTM takes sequences of one length, its own activations and no clip")
     size, direction = attributes["hidden_size"], attributes.get("direction", "forward")
     results = []
     for k in range(w.shape[0]):
         reverse = direction == "reverse" or k == 1
         sums = bias[k, : 4 * size] + bias[k, 4 * size :] if bias is not None else torch.zeros(4 * size, dtype=x.dtype)
         start = torch.zeros(x.shape[1], size, dtype=x.dtype)
-        states = [start if state is None else state[k] for state in (hidden, cell)]
+        given = [s if s is None or not is_batch_first else s.transpose(0, 1) for s in (hidden, cell)]
+        states = [start if state is None else state[k] for state in given]
         peeps = None if peepholes is None else peepholes[k].chunk(3)
         results.append(_one_direction(x.flip(0) if reverse else x, w[k], r[k], sums, states, peeps, reverse))
     y, h, c = (torch.stack(parts, dim) for parts, dim in zip(zip(*results, strict=True), (1, 0, 0), strict=True))
-    return y, h, c
+    return (y.permute(2, 0, 1, 3), h.transpose(0, 1), c.transpose(0, 1)) if is_batch_first else (y, h, c)
 
 
 def _one_direction(
@@ -195,8 +202,12 @@ def _nll(attributes: Attributes, log_p: Tensor, target: Tensor, weight: Tensor |
     return F.nll_loss(log_p, target.long(), weight, ignore_index=ignored, reduction=how)
 
 
-def _dropout(_attributes: Attributes, x: Tensor, *_: Tensor | None) -> tuple[Tensor, Tensor]:
+def _dropout(
+    _attributes: Attributes, x: Tensor, _ratio: Tensor | None = None, training: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
     """In inference nothing is dropped."""
+    if training is not None and any(training):
+        raise GraphError("an imported Dropout does not train; export the model for inference")
     return x.clone(), torch.ones_like(x, dtype=torch.bool)
 
 
@@ -204,12 +215,12 @@ TABLE: Mapping[str, Definition] = {
     "AveragePool": Definition(_avg_pool),
     "Conv": Definition(_conv),
     "ConvTranspose": Definition(_conv_transpose),
-    "Dropout": Definition(_dropout),
+    "Dropout": Definition(_dropout, frozenset({2})),
     "Einsum": Definition(lambda attributes, *inputs: torch.einsum(attributes["equation"], *inputs)),
     "Gemm": Definition(_gemm),
     "GlobalAveragePool": _global(torch.mean),
     "GlobalMaxPool": _global(torch.amax),
-    "LSTM": Definition(_lstm),
+    "LSTM": Definition(_lstm, frozenset({4})),
     "MatMul": plain(torch.matmul),
     "MaxPool": Definition(_max_pool),
     "NegativeLogLikelihoodLoss": Definition(_nll),

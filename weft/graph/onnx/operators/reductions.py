@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from weft.errors import GraphError
 from weft.graph.onnx.operators.definition import Attributes, Definition
 
 __all__ = ["TABLE"]
@@ -35,7 +36,8 @@ def _extreme(extreme: Callable[..., Tensor], empty: float) -> Reduction:
     def reduce(x: Tensor, dims: tuple[int, ...], keep: bool) -> Tensor:
         if x.numel():
             return extreme(x, dims, keepdim=keep)
-        return torch.full_like(x.to(torch.float64).sum(dims, keepdim=keep), empty).to(x.dtype)
+        found = torch.full_like(x.to(torch.float64).sum(dims, keepdim=keep), empty)
+        return found > 0 if x.dtype == torch.bool else found.to(x.dtype)
 
     return reduce
 
@@ -71,7 +73,7 @@ def _batch_norm(
     attributes: Attributes, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor
 ) -> Tensor:
     if attributes.get("training_mode", 0):
-        raise NotImplementedError("BatchNormalization in training mode")
+        raise GraphError("an imported BatchNormalization does not train; export the model for inference")
     return torch.batch_norm(x, scale, bias, mean, variance, False, 0.0, attributes.get("epsilon", 1e-5), False)
 
 

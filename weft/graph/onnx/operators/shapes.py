@@ -183,6 +183,8 @@ def _depth_to_space(attributes: Attributes, x: Tensor) -> Tensor:
 def _space_to_depth(attributes: Attributes, x: Tensor) -> Tensor:
     n, c, h, w = x.shape
     size = attributes["blocksize"]
+    if attributes.get("mode", "DCR") == "CRD":
+        return F.pixel_unshuffle(x, size)
     parts = x.reshape(n, c, h // size, size, w // size, size).permute(0, 3, 5, 1, 2, 4)
     return parts.reshape(n, c * size**2, h // size, w // size)
 
