@@ -1,4 +1,4 @@
-"""How each system makes a step: forward, loss, backward and SGD with momentum. Each gives an endless iterator of losses.
+"""How each system makes a step: forward, loss, backward, SGD with momentum. Each gives an endless iterator of losses.
 
 A system with `memory kept` has the C library keep freed memory, as `weft run` does; the other peers are as they come.
 """

@@ -63,3 +63,17 @@ def test_graph_gradient_penalty(tmp_path: Path) -> None:
     printed = run(str(EXAMPLES / "graph_gradient_penalty.py"), cwd=tmp_path)
     penalties = [float(line.split()[-1]) for line in printed.splitlines() if line.startswith("step")]
     assert len(penalties) == 5 and penalties[-1] < 0.1 * penalties[0]
+
+
+def test_graph_maxout(tmp_path: Path) -> None:
+    printed = run(str(EXAMPLES / "graph_maxout.py"), cwd=tmp_path)
+    losses = [float(line.split()[-1]) for line in printed.splitlines() if line.startswith("step")]
+    assert len(losses) == 5 and losses[-1] < 0.02
+
+
+def test_graph_loops(tmp_path: Path) -> None:
+    printed = run(str(EXAMPLES / "graph_loops.py"), cwd=tmp_path)
+    losses = [float(line.split()[-1]) for line in printed.splitlines() if re.match(r"step +\d+ +loss", line)]
+    errors = [float(error) for error in re.findall(r"\d\.\de-\d+", printed)]
+    assert len(losses) == 4 and losses[-1] < 0.05
+    assert len(errors) == 2 and max(errors) < 1e-5

@@ -10,9 +10,19 @@ from torch import Tensor, nn
 
 from tests.graph.steps import plain
 from weft.errors import GraphError
-from weft.graph import Program, capture, check_shapes, grad, load_graph, rewrite, save_graph, svg_of, text_of
+from weft.graph import (
+    Program,
+    capture,
+    check_shapes,
+    grad,
+    load_graph,
+    rewrite,
+    save_graph,
+    svg_of,
+    text_of,
+    training_step,
+)
 from weft.graph.dynamic import Dynamic
-from weft.graph import training_step
 from weft.specs import TaskSpec, TensorSpec
 from weft.training.models import MODELS
 
@@ -136,7 +146,8 @@ def meets_another_tensor(batch: Tensor) -> Tensor:
 
 
 def makes_it_a_number(batch: Tensor) -> Tensor:
-    return batch * float(batch.shape[0]) ** 0.5
+    scale: float = float(batch.shape[0]) ** 0.5
+    return batch * scale
 
 
 @pytest.mark.parametrize("step", [compares, writes_the_size, meets_another_tensor, makes_it_a_number])

@@ -128,9 +128,9 @@ def drop_last_result(document: dict[str, Any]) -> None:
 
 
 def as_version_1(document: dict[str, Any]) -> None:
-    """Version 1 had no named sizes."""
+    """Version 1 had no named sizes and no loops."""
     document["version"] = 1
-    del document["sizes"], document["conditions"]
+    del document["sizes"], document["conditions"], document["bodies"]
 
 
 def test_a_graph_of_version_1_is_read(tmp_path: Path) -> None:

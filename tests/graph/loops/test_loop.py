@@ -120,6 +120,7 @@ def scaled(_counter: Tensor, x: Tensor, _inputs: Any) -> tuple[Tensor, Any]:
     return (x * 0.99).sin(), ()
 
 
+OUTSIDE = torch.zeros(2)
 TREES: tuple[Any, ...] = (flatten_each(torch.ones(1))[1], [], flatten_each(())[1])
 
 
@@ -136,7 +137,7 @@ def test_loops_inside_loops_have_gradients() -> None:
     values = [run(outer(run), torch.tensor(1.0), x) for run in (loop, unrolled)]
     assert torch.equal(values[0][0], values[1][0]) and torch.equal(values[0][1], values[1][1])
     gradients = [torch.autograd.grad(last + outputs.sum(), w)[0] for last, outputs in values]
-    assert torch.allclose(*gradients)
+    assert torch.allclose(gradients[0], gradients[1])
 
 
 def test_counter_integers_and_nested_values_are_carried() -> None:
@@ -168,13 +169,13 @@ def test_results_never_share_memory() -> None:
 def test_a_module_inside_a_body_is_trained_by_its_own_parameters() -> None:
     cell = nn.GRUCell(3, 4)
     last, _ = loop(lambda i, h, x: (cell(x, h), ()), torch.zeros(2, 4), sequence(5))
-    last.sum().backward()  # type: ignore[no-untyped-call]
+    last.sum().backward()
     expected = [parameter.grad for parameter in cell.parameters()]
     cell.zero_grad()
     h = torch.zeros(2, 4)
     for now in sequence(5):
         h = cell(now, h)
-    h.sum().backward()  # type: ignore[no-untyped-call]
+    h.sum().backward()
     for parameter, gradient in zip(cell.parameters(), expected, strict=True):
         assert gradient is not None and parameter.grad is not None
         torch.testing.assert_close(gradient, parameter.grad)
@@ -259,6 +260,3 @@ def test_a_saved_body_that_was_changed_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_loop_is_refused(body: Callable[..., Any], settings: dict[str, Any], fault: str) -> None:
     with pytest.raises(GraphError, match=fault):
         loop(body, torch.ones(2), **settings)
-
-
-OUTSIDE = torch.zeros(2)

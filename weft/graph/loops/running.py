@@ -1,6 +1,6 @@
 """Running a loop: forward, keeping some states, and in reverse, computing the others again."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ def run_backward(
     carried: Tensors,
     inputs: Tensors,
     checkpoints: int,
-    kept: dict[int, Tensors],
+    kept: Mapping[int, Tensors],
     gradients: Tensors,
 ) -> list[Tensor]:
     """The gradients of what is differentiable of the captured, of what was carried first, and of the inputs."""

@@ -30,7 +30,7 @@ aten = torch.ops.aten
 NORM, PLAIN_NORM = aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.default
 """Batch norm that gives its new running statistics, and its twin that writes them over the old ones."""
 
-_NORM_STATISTICS = {3: 3, 4: 4}  # output -> argument: the running mean and variance
+_STATISTICS = (3, 4)  # places of the running mean and variance, among its arguments and its outputs alike
 
 
 @dataclass
@@ -79,11 +79,13 @@ class _Planner:
         for old, new in replaced.items():
             self._becomes.setdefault(new, []).append(old)
         self._end = len(order)
+        self._numbers = {node: number for number, node in enumerate(order)}
         self._last = self._last_reads([*replaced.values(), *returned])
         self._leaving = {owner for node in returned for owner in self._owners[node]}
         self._homes = Homes(last=self._last)
         self._holds: dict[fx.Node, fx.Node] = {}  # the first value in a memory -> the value in it now
         self._spans: dict[fx.Node, Span] = {}
+        self._norms: dict[fx.Node, dict[fx.Node, fx.Node]] = {}
         for old in replaced:
             self._take(old, old)
 
@@ -110,19 +112,23 @@ class _Planner:
         return self._homes
 
     def _settle_output(self, number: int, node: fx.Node, maker: fx.Node) -> None:
-        old = self._statistic(node, maker)
         if region_of(maker.target) is not None and node not in self._leaving and _is_plain(node):
             self._write(number, node, self._own_state(number, node))
-        elif old is not None and self._is_free(old, self._number(maker), readers={maker}):
-            self._take(node, old)
         else:
-            self._take(node, node)
+            self._take(node, self._statistics(maker).get(node, node))
 
-    def _statistic(self, node: fx.Node, maker: fx.Node) -> fx.Node | None:
-        """The running statistic that batch norm can write over, if the node is what it becomes."""
-        index = node.args[1]
-        argument = maker.args[_NORM_STATISTICS[index]] if maker.target is NORM and index in _NORM_STATISTICS else None  # type: ignore[index]
-        return argument if argument in self._becomes.get(node, ()) else None  # type: ignore[return-value]
+    def _statistics(self, maker: fx.Node) -> dict[fx.Node, fx.Node]:
+        """What batch norm makes of its running statistics, and the old ones if it can write over both."""
+        if maker.target is not NORM:
+            return {}
+        if maker not in self._norms:
+            made = {node: maker.args[node.args[1]] for node in maker.users if node.args[1] in _STATISTICS}  # type: ignore[index]
+            is_free = all(
+                old in self._becomes.get(new, ()) and self._is_free(old, self._numbers[maker], readers={maker})  # type: ignore[arg-type]
+                for new, old in made.items()
+            )
+            self._norms[maker] = made if is_free and len(made) == len(_STATISTICS) else {}  # type: ignore[assignment]
+        return self._norms[maker]
 
     def _over(self, number: int, node: fx.Node) -> fx.Node | None:
         """The memory of an operand that the value of an element-wise call can take."""
@@ -145,7 +151,7 @@ class _Planner:
             writer = node.args[0] if is_region else node
             readers = {writer} if is_region or is_pointwise(node) else set()
             now = self._holds[old]
-            if self._is_free(now, self._number(writer), readers=readers):  # type: ignore[arg-type]
+            if self._is_free(now, self._numbers[writer], readers=readers):  # type: ignore[arg-type]
                 return old
         return None
 
@@ -176,7 +182,7 @@ class _Planner:
         if over is None:
             value = node.meta["val"]
             maker = node.args[0] if node.target is operator.getitem else node
-            begin = self._number(maker)  # type: ignore[arg-type]
+            begin = self._numbers[maker]  # type: ignore[arg-type]
             self._spans[node] = Span(begin, max(number, self._last[node]), value.numel() * value.element_size())
         elif over in self._spans:
             span = self._spans[over]
@@ -186,11 +192,7 @@ class _Planner:
         self._homes.place[node] = first
         self._holds[first] = node
 
-    def _number(self, node: fx.Node) -> int:
-        return self._numbers[node]
-
     def _last_reads(self, outliving: Collection[fx.Node]) -> dict[fx.Node, int]:
-        self._numbers = {node: number for number, node in enumerate(self._order)}
         last = dict(self._numbers)
         for number, node in enumerate(self._order):
             for source in node.all_input_nodes:

@@ -68,7 +68,7 @@ def _turns(
     start = numbers[guard] if guard is not None and guard not in moved else 0
     for node in updates:
         needed = [soonest[source] if source in moved else numbers[source] for source in node.all_input_nodes]
-        needed += [last_reader.get(source, 0) for source in node.all_input_nodes]
+        needed += [last_reader.get(owner, 0) for source in node.all_input_nodes for owner in owners[source]]
         soonest[node] = max(start, *needed) if needed else start
     turns: dict[fx.Node, int] = {}
     for node in reversed(updates):

@@ -4,7 +4,6 @@ import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +44,8 @@ class PlannedProgram(AbstractProgram):
         self, graph: Graph, terms: Terms = _PLAIN, *, arena: Arena | None = None, folder: Path | None = None
     ) -> None:
         super().__init__(graph)
+        if graph.sizes:
+            raise GraphError(f"memory cannot be planned for named sizes ({', '.join(graph.sizes)}); use Program")
         places = places_of(graph, terms)
         order = early_updates(graph, places.replaced.keys(), places.guard)
         returned = [node for node in places.returned if node is not None and node not in places.replaced]
@@ -78,7 +79,7 @@ class PlannedProgram(AbstractProgram):
             _check_apart(inputs, self._written)
             memory = self._arena.reserve(self.num_bytes)
             with torch.no_grad():
-                tensors = [tensor.detach() for tensor in self._kept(inputs)]
+                tensors = [tensor.detach() if tensor.requires_grad else tensor for tensor in self._kept(inputs)]
                 self._step = self._bind(tensors, partial(_part, memory), self.graph.constants)
             self._bound = (memory, *self._kept(inputs))
         return self._step
@@ -116,12 +117,14 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def _check_apart(inputs: Sequence[Tensor], written: Collection[int]) -> None:
     """State that is written over must be memory of its own."""
-    begin_and_end = sorted(
-        (tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), i) for i, tensor in enumerate(inputs) if tensor.numel()
-    )
-    for (_, end, i), (begin, _, j) in pairwise(begin_and_end):
-        if begin < end and (i in written or j in written):
-            raise GraphError(f"two tensors share memory that a step writes to (inputs: {i} and {j}); clone one")
+    spans = sorted((tensor.data_ptr(), i) for i, tensor in enumerate(inputs) if tensor.numel())
+    end = end_of_written = 0  # of all that begin before
+    for begin, i in spans:
+        if begin < end_of_written or (i in written and begin < end):
+            raise GraphError("a tensor shares memory with another that the step writes over; clone one of them")
+        own_end = begin + _extent(inputs[i])
+        end = max(end, own_end)
+        end_of_written = max(end_of_written, own_end) if i in written else end_of_written
 
 
 def _extent(tensor: Tensor) -> int:

@@ -39,4 +39,20 @@ def _compiled(region: Region, into: tuple[tuple[int, int], ...], _num_threads: i
             given[place].copy_(made[i])
         return [value for i, value in enumerate(made) if i not in places]
 
-    return compile_with_inductor(run, likes)[0]
+    function, _ = compile_with_inductor(run, likes)
+    return function if len(into) == len(outputs) else _kept_apart(function)
+
+
+def _kept_apart(function: Compiled) -> Compiled:
+    """A compiler may return one piece of memory twice, or an input's own; then the second is copied."""
+
+    def call(given: list[Tensor]) -> Sequence[Tensor]:
+        held = {tensor.untyped_storage().data_ptr() for tensor in given}
+        made = []
+        for value in function(given):
+            place = value.untyped_storage().data_ptr()
+            made.append(value.clone() if place in held else value)
+            held.add(place)
+        return made
+
+    return call

@@ -25,7 +25,7 @@ from weft.graph.planned.variants import Call, written_into
 __all__ = ["source_of"]
 
 _RESERVED = {"bare", "below_autograd", "bind", "compiled", "constants", "copy", "inputs", "is_finite", "kept", "memory"}
-_RESERVED |= {"own", "sink", "step", "torch", "_"}
+_RESERVED |= {"own", "results", "sink", "step", "torch", "_"}
 
 _HEADER = '''"""A training step, generated from its graph: for reading and for stepping through with a debugger."""
 
@@ -120,6 +120,8 @@ class _Writer:
             self._static.update(self.name(made) for made in (node, *_outputs(node)))
         else:
             self.each.append(text)
+            if "_" in self._targets(node).strip("[]").split(", "):
+                self.each.append("del _")
 
     def _plain_call(self, node: fx.Node) -> Call:
         """The call as captured; batch norm is told to write over its statistics where the plan says so."""
