@@ -27,13 +27,14 @@ OPTIONS = {
     ],
     "run": [
         "RECIPE",
-        *("--json", "--out", "--plan", "--quiet", "--repeat", "--resume", "--seed", "--set", "--workers", "-q"),
+        *("--json", "--out", "--plan", "--quiet", "--repeat", "--replay", "--resume", "--seed", "--set", "--workers"),
+        "-q",
     ],
     "show": ["RUN", "--json"],
     "simulate": [
         "RECIPE",
         *("--cluster", "--compute-seconds", "--fail", "--json", "--out", "--plan", "--quiet", "--ranks", "--repeat"),
-        *("--seed", "--set", "--stragglers", "--workers", "-q"),
+        *("--replay", "--seed", "--set", "--stragglers", "--workers", "-q"),
     ],
 }
 

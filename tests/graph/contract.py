@@ -16,7 +16,17 @@ from tests.graph.cases import CASES, Case
 from weft.graph import AbstractExecutor, Loss, Outputs, State
 from weft.specs import Batch
 
-__all__ = ["CHECKS", "Check", "Subject", "check_arrival", "take", "updated"]
+__all__ = [
+    "CHECKS",
+    "Check",
+    "Subject",
+    "check_arrival",
+    "check_bad_tensors",
+    "check_inference_at",
+    "clone",
+    "take",
+    "updated",
+]
 
 Gradients = dict[str, Tensor | None]
 
@@ -24,12 +34,13 @@ Gradients = dict[str, Tensor | None]
 @dataclass(frozen=True)
 class Subject:
     """An executor under test. It must agree with plain autograd in `dtype` to `tolerance`; 0 means to the bit. One that
-    computes a step in one call has all gradients at its end."""
+    compiles takes its time for each new graph; one that computes a step in one call has all gradients at its end."""
 
     name: str
     factory: Callable[[nn.Module, Loss], AbstractExecutor]
     dtype: torch.dtype = torch.float32
     tolerance: float = 0.0
+    compiles: bool = False
     is_one_call: bool = False
 
     def build(self, case: Case) -> AbstractExecutor:
@@ -119,6 +130,11 @@ def check_inference(subject: Subject, case: Case) -> None:
     """Inference is evaluation mode: it changes nothing, draws nothing, needs no gradient and repeats itself."""
     executor = subject.build(case)
     _, _, state = take(executor, executor.initial_state(), case.batch())
+    check_inference_at(subject, case, executor, state)
+
+
+def check_inference_at(subject: Subject, case: Case, executor: AbstractExecutor, state: State) -> None:
+    """The same from a given state, for an executor that cannot train."""
     before, random = clone(state), torch.get_rng_state()
     first, again = executor.infer(state, case.batch(1)), executor.infer(state, case.batch(1))
     assert_same(state, before)

@@ -18,18 +18,19 @@ EXECUTORS = (
     Subject("graph", CATALOGUE["graph"]),
     Subject("tape", CATALOGUE["tape"]),
     Subject("reference", CATALOGUE["reference"], dtype=torch.float64),
-    Subject("jax", CATALOGUE["jax"], tolerance=1e-5, is_one_call=True),
+    Subject("inductor", CATALOGUE["inductor"], tolerance=1e-5, compiles=True),
+    Subject("jax", CATALOGUE["jax"], tolerance=1e-5, compiles=True, is_one_call=True),
 )
 FOR_INFERENCE = {"onnxruntime"}  # has a contract of its own: tests/graph/onnx/test_executor.py
 
-# XLA takes a while to compile: it gets every check on the cases that are hardest to get right, and one on the others.
+# Compilers take a while: they get every check on the cases that are hardest to get right, and one on the others.
 HARDEST = ("convolution", "dropout")
 PAIRS = [
     pytest.param(s, case, check, id=f"{check.__name__.removeprefix('check_')}-{case.name}-{s.name}")
     for s in EXECUTORS
     for case in CASES
     for check in CHECKS
-    if not s.is_one_call or case.name in HARDEST or check.__name__ == "check_gradients"
+    if not s.compiles or case.name in HARDEST or check.__name__ == "check_gradients"
 ]
 
 over_executors = pytest.mark.parametrize("subject", EXECUTORS, ids=lambda subject: subject.name)

@@ -67,7 +67,7 @@ def test_parameters_by_place_and_by_name(text: str) -> None:
         ("data=2 consistency=local topology=server", "servers update parameters themselves"),
         ("data=2 consistency=gossip(rign)", "did you mean 'ring'"),
         ("data=2 consistency=gossip topology=ring", "no all-reduce whose algorithm could be chosen"),
-        ("data=2 consistency=elastic(beta=1.5)", "nearest: data=2 consistency=elastic(steps=8)"),
+        ("data=2 consistency=elastic(beta=2)", "nearest: data=2 consistency=elastic(steps=8)"),
     ],
 )
 def test_wrong_texts_are_refused_with_a_cure(text: str, fact: str) -> None:

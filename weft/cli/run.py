@@ -31,7 +31,8 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder, to the same bits.")
     ] = None,
     replay: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Repeat the run in this folder, in the order it had, bit for bit.")
+        Path | None,
+        typer.Option(metavar="RUN", help="Repeat the run in this folder, in the order it had, bit for bit."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     json: Json = False,

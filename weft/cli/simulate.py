@@ -17,9 +17,7 @@ MOST_RANKS_SHOWN = 8
 
 
 def simulate(
-    recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="A built-in name or file.py:function.")
-    ] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="A built-in name or file.py:function.")] = None,
     settings: Settings = None,
     plan: Plan = None,
     ranks: Annotated[
@@ -46,7 +44,8 @@ def simulate(
         Path | None, typer.Option(metavar="DIR", help="The run folder to make; a new one in runs/ if not given.")
     ] = None,
     replay: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Repeat the run in this folder, in the order it had, bit for bit.")
+        Path | None,
+        typer.Option(metavar="RUN", help="Repeat the run in this folder, in the order it had, bit for bit."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     json: Json = False,

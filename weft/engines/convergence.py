@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weft.distributed.placement import carry_out
+import torch
+
 from weft.engines.local import run_ranks, threads_per_rank
-from weft.engines.meeting import meet
 from weft.engines.place import find_place
 from weft.engines.program import Program
 from weft.engines.proving import use_threads
+from weft.engines.serving import Service, use_replicas
 from weft.errors import DivergedError, RankFailedError, TrainingError, UsageError
 from weft.metrics.convergence import MIN_SEEDS, Convergence, check_reference, judge_convergence
 from weft.specs import parse_plan
@@ -37,7 +38,8 @@ def check_convergence(recipe: Recipe, *, seeds: Sequence[int], margin: float = 0
     """Train the recipe with its plan, and on one rank, from each seed until its target, and judge the samples."""
     check_recipe(recipe)
     check_target(recipe, len(seeds))
-    num_ranks = parse_plan(recipe.mutable.plan).num_ranks
+    plan = parse_plan(recipe.mutable.plan)
+    num_ranks = plan.num_processes
     alone = replace(recipe, mutable=replace(recipe.mutable, plan="data=1"))
     with use_determinism(), use_threads(threads_per_rank(num_ranks)):
         splits = build_splits(recipe)
@@ -57,13 +59,11 @@ def check_convergence(recipe: Recipe, *, seeds: Sequence[int], margin: float = 0
 def samples_of_rank(recipe: dict[str, object], seeds: list[int]) -> list[float | None]:
     """The rank program of the gate. JSON has no infinity: a target that was not reached is None."""
     chosen = Recipe.from_dict(recipe)
-    group = meet(find_place())
-    try:
-        replicas = carry_out(parse_plan(chosen.mutable.plan), group, buffers=chosen.mutable.buffers)
+    with use_replicas(Service(chosen, tuple(seeds)), find_place()) as replicas:
+        if replicas is None:
+            return []
         with use_determinism():
             found = count_samples(chosen, build_splits(chosen), seeds, replicas)
-    finally:
-        group.close()
     return [value if math.isfinite(value) else None for value in found]
 
 
@@ -79,6 +79,7 @@ def count_samples(recipe: Recipe, splits: Splits, seeds: Sequence[int], replicas
         except DivergedError:
             if replicas.size > 1:  # the ranks have lost each other, and no other seed can be trained
                 raise
+        replicas.sum(torch.zeros(1))  # nobody begins with the next seed before all have ended
         counts.append(to_target(history.evaluations, recipe.fixed.target)["samples_to_target"])
     return counts
 

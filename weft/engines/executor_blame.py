@@ -12,7 +12,7 @@ from weft.graph import (
     AbstractProgram,
     Difference,
     Graph,
-    GraphExecutor,
+    HasPrograms,
     Loss,
     State,
     TapeProgram,
@@ -53,10 +53,8 @@ class _Side:
         like = executor.initial_state()
         dtype = next((p.dtype for p in like.parameters.values() if p.is_floating_point()), torch.float32)
         state, batch = cast_state(piece.model, like), piece.batch.to(dtype=dtype)
-        if isinstance(executor, GraphExecutor):
+        if isinstance(executor, HasPrograms):
             self.program: AbstractProgram = executor.program(state, batch, is_training=is_training)
-        elif hasattr(executor, "program"):  # of an extra that may not be installed
-            self.program = executor.program(state, batch)
         else:
             make_step = training_step if is_training else inference_step
             step = make_step(module.to(dtype).train(is_training), loss)

@@ -13,7 +13,7 @@ from weft.graph.loops import draw_schedule, loop
 from weft.graph.module_steps import Update, inference_step, training_step, updating_step
 from weft.graph.planned import PlannedProgram, Terms
 from weft.graph.profile import KindProfile, OperatorProfile, Profile, profile_of
-from weft.graph.program import AbstractProgram, Program
+from weft.graph.program import AbstractProgram, HasPrograms, Program
 from weft.graph.reference import ReferenceExecutor
 from weft.graph.rewrites import EXACT, REASSOCIATING, Rule, rewrite
 from weft.graph.saved import load_graph, save_graph
@@ -34,6 +34,7 @@ __all__ = [
     "GradientSink",
     "Graph",
     "GraphExecutor",
+    "HasPrograms",
     "KindProfile",
     "Loss",
     "Operator",

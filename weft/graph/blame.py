@@ -2,12 +2,14 @@
 
     reference   x -> mm -> add -> tanh -> ...        every value is kept
     subject          mm'   add'   tanh'              each computed from the reference's inputs: errors do not add up
-                      =      =     differs -> blamed, if putting the reference's value in its place mends the results
+                      =      =     differs -> blamed
 
 Operators are matched by name, which rewrites keep where they keep the operator. A rewrite may also give a name to
-another value; putting the reference's value there mends nothing, and so it is not blamed.
+another value. So a call that is not the reference's, to the letter, is blamed only if putting the reference's value in
+its place mends the results.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,10 +63,10 @@ def first_difference(
         for node, found in _computed_alone(subject, inputs, kept):
             difference = _difference(subject.graph, node, found, kept.values[node.name], tolerance)
             if difference is not None:
-                suspects.append((node, difference))
-                if _is_mended(subject, inputs, kept, node, tolerance):
+                if kept.has_call(node) or _is_mended(subject, inputs, kept, node, tolerance):
                     return difference
-        return suspects[0][1] if suspects else None
+                suspects.append(difference)
+        return suspects[0] if suspects else None
 
 
 class _Kept:
@@ -81,10 +83,21 @@ class _Kept:
         values = replay(graph.nodes, inputs, graph.constants.__getitem__, before=before, call=program.compute)
         self.values: dict[str, Any] = {node.name: value for node, value in values.items() if node.op != "output"}
         self.results: Sequence[Any] = values[graph.nodes.output_node()]
+        self._calls = {node.name: _call_of(node) for node in values}
+
+    def has_call(self, node: fx.Node) -> bool:
+        """Whether the reference calls the same operator with the same arguments, by their names."""
+        owner = node.args[0] if node.target is operator.getitem else node
+        assert isinstance(owner, fx.Node)
+        return self._calls.get(owner.name) == _call_of(owner)
 
     def like(self, node: fx.Node, found: Any) -> Any:
         """The reference's value for a node, in the type of the one found; the found one where there is none."""
         return _cast(self.values.get(node.name, found), found)
+
+
+def _call_of(node: fx.Node) -> str:
+    return f"{node.target}{node.args}{node.kwargs}"
 
 
 Found = tuple[fx.Node, Any]

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, fx
@@ -16,13 +16,25 @@ from weft.errors import GraphError, StorageError
 from weft.graph.calls import call_of
 from weft.graph.code import source_of
 from weft.graph.dynamic import measure
+from weft.graph.executor import State
 from weft.graph.fusion import compile_region, region_of, regions_of
 from weft.graph.graph import Graph
 from weft.graph.sizes import resolved, shape_of, strides_of
 from weft.graph.structure import fill, paths_of, pick
+from weft.specs import Batch
 from weft.torch_private import below_autograd, shares_memory
 
-__all__ = ["AbstractProgram", "MakeProgram", "Program", "Sink", "code_folder", "keep_source", "own", "refuse"]
+__all__ = [
+    "AbstractProgram",
+    "HasPrograms",
+    "MakeProgram",
+    "Program",
+    "Sink",
+    "code_folder",
+    "keep_source",
+    "own",
+    "refuse",
+]
 
 Sink = Callable[[str, Tensor], None]
 
@@ -81,6 +93,13 @@ class AbstractProgram(ABC):
             return tensor
         fresh = torch.empty_strided(shape, strides, dtype=like.dtype, device=tensor.device)
         return fresh.copy_(tensor.detach())
+
+
+@runtime_checkable
+class HasPrograms(Protocol):
+    """An executor that runs graphs, and can tell which for a batch."""
+
+    def program(self, state: State, batch: Batch, *, is_training: bool) -> AbstractProgram: ...
 
 
 MakeProgram = Callable[[Graph, str], AbstractProgram]

@@ -80,6 +80,7 @@ class Recorder(DispatchMode):
         note: writes what is known of a node into its meta.
         resolve: whether to turn writes in place into new values where that can be done; else they are recorded.
         run: calls an operator.
+        keep: what to note of a tensor.
         outside: gives what stands for a tensor that is neither an argument nor made here, which becomes an argument
             (`captured`); without it such a tensor is refused.
     """
@@ -92,6 +93,7 @@ class Recorder(DispatchMode):
         *,
         resolve: bool = True,
         run: Callable[..., Any] = _run_plainly,
+        keep: Callable[[Tensor], Tensor] = snapshot,
         outside: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -104,6 +106,7 @@ class Recorder(DispatchMode):
         self._note = note
         self._resolve = resolve
         self._run = run
+        self._keep = keep
         self._outside = outside
         self._let_in: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
@@ -111,7 +114,7 @@ class Recorder(DispatchMode):
         """Let a tensor in as an argument."""
         with nullcontext() if self._last is None else self.nodes.inserting_after(self._last):
             node = self._last = self.nodes.placeholder(name)
-        node.meta["val"] = snapshot(tensor)
+        node.meta["val"] = self._keep(tensor)
         return self._track(tensor, Cell(node))
 
     def cell(self, tensor: Tensor) -> Cell:
@@ -178,12 +181,12 @@ class Recorder(DispatchMode):
         """What `torch.tensor` made is kept with the graph, and copied, because the step may write to it."""
         made: Tensor = aten.lift_fresh.default(value)
         name = f"constant_{len(self.constants)}"
-        self.constants[name] = value
+        self.constants[name] = value.clone() if made is value else value  # a real tensor may be written to later
         node = self.nodes.get_attr(name)
-        node.meta["val"] = snapshot(made)
+        node.meta["val"] = self._keep(made)
         if is_copied:
             node = self.nodes.create_node("call_function", _COPY, (node,), name="lift_fresh_copy")
-            self._noted(node, snapshot(made))
+            self._noted(node, self._keep(made))
         self._track(made, Cell(node))
         return made
 
@@ -199,7 +202,7 @@ class Recorder(DispatchMode):
             node = self._node(twin, args, kwargs)
             node.meta["fills_memory"] = func is _FILL_MEMORY
             made = self._run(func, *args, **kwargs)
-            self._noted(node, snapshot(made))
+            self._noted(node, self._keep(made))
             written[0].node = node
             self._track(made, written[0])
             return made
@@ -220,7 +223,7 @@ class Recorder(DispatchMode):
         made = self._run(func, *args, **kwargs)
         written = list(_written(func, args, kwargs))
         if isinstance(made, Tensor) and any(made is tensor for tensor in written):
-            self._noted(node, snapshot(made))
+            self._noted(node, self._keep(made))
             self.cell(made).node = node
         else:
             self._bind(node, made, None)
@@ -243,10 +246,10 @@ class Recorder(DispatchMode):
     def _bind(self, node: fx.Node, made: Any, base: Cell | None, known: Sequence[Cell] = ()) -> None:
         """Let what an operator made stand for its node; the last of several may be the values of known cells."""
         if isinstance(made, Tensor):
-            self._noted(node, snapshot(made))
+            self._noted(node, self._keep(made))
             self._track(made, Cell(node, base))
         elif isinstance(made, (tuple, list)):
-            values = [snapshot(part) if isinstance(part, Tensor) else part for part in made]
+            values = [self._keep(part) if isinstance(part, Tensor) else part for part in made]
             self._noted(node, values)
             for i, part in enumerate(made):
                 if isinstance(part, Tensor):

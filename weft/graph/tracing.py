@@ -115,6 +115,10 @@ class Origin:
     def follow(self, node: fx.Node | None) -> None:
         self._node = node
 
+    @property
+    def line(self) -> str:
+        return "unknown" if self._node is None else str(self._node.meta.get("line", "")) or "unknown"
+
     def note(self, node: fx.Node, is_backward: bool) -> None:
         if self._node is None:
             note_call(node, is_backward)

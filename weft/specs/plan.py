@@ -263,8 +263,8 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, consistency=_with(plan.consistency, outer_momentum=0.9)),
     ),
     Refusal(
-        lambda plan: plan.consistency.name == "elastic" and float(plan.consistency["beta"]) > 1,
-        "the centre would move beyond the ranks that draw it",
+        lambda plan: plan.consistency.name == "elastic" and float(plan.consistency["beta"]) >= plan.num_ranks,
+        "a spring of beta / ranks = 1 or more throws a rank to the centre or beyond",
         lambda plan: replace(plan, consistency=_with(plan.consistency, beta=0.9)),
     ),
     Refusal(

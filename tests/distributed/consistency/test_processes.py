@@ -11,6 +11,6 @@ CONSISTENCIES = ["local(2,state=mean)", "gossip(ring)", "elastic(2)"]
 @pytest.mark.slow
 def test_real_ranks_follow_the_equations() -> None:
     path = f"{prove_this_rank.__module__}:{prove_this_rank.__name__}"
-    for rank, findings in enumerate(run_processes(path, 3, consistencies=CONSISTENCIES)):
+    for rank, findings in enumerate(run_processes(path, 2, consistencies=CONSISTENCIES)):
         for consistency, finding in zip(CONSISTENCIES, findings, strict=True):
             assert finding.startswith("1 ranks followed the equations"), (rank, consistency, finding)

@@ -104,7 +104,7 @@ def test_newtons_inverse() -> None:
 def test_memory_is_that_of_the_checkpoints_not_of_the_iterations() -> None:
     peaks = {}
     for count in (40, 160):
-        carried, x = [torch.ones(1000)], []
+        carried, x = [torch.ones(1000)], list[Tensor]()
         state_bytes, key = 4000, record_body(scaled, carried, *TREES)[0]
         with use_tensor_memory_peak() as peak:
             kept = [torch.empty(3, 1000)]

@@ -81,7 +81,7 @@ def _memory_for(carried: Tensors, checkpoints: int) -> list[Tensor]:
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, key: str, count: Any, checkpoints: int, num_captured: int, num_carried: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         parts = tensors[:num_captured], tensors[num_captured:][:num_carried], tensors[num_captured + num_carried :]
@@ -109,7 +109,7 @@ class _OnceOnly(torch.autograd.Function):
     """Without it, the gradient of a loop would count as a constant, and a gradient of a gradient be silently wrong."""
 
     @staticmethod
-    def forward(ctx: Any, call: Callable[[], list[Tensor]], *_tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, call: Callable[[], list[Tensor]], *_tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(call())
 
     @staticmethod

@@ -2,6 +2,19 @@
 
 from weft.graph.onnx.export import export, graph_to_onnx, to_onnx
 from weft.graph.onnx.export_table import EXPORTS
+from weft.graph.onnx.module import OnnxModule, from_onnx, load
+from weft.graph.onnx.operators import IMPORTS
 from weft.graph.onnx.program import OnnxProgram, OnnxRuntimeExecutor
 
-__all__ = ["EXPORTS", "OnnxProgram", "OnnxRuntimeExecutor", "export", "graph_to_onnx", "to_onnx"]
+__all__ = [
+    "EXPORTS",
+    "IMPORTS",
+    "OnnxModule",
+    "OnnxProgram",
+    "OnnxRuntimeExecutor",
+    "export",
+    "from_onnx",
+    "graph_to_onnx",
+    "load",
+    "to_onnx",
+]

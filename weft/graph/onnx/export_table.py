@@ -84,11 +84,11 @@ def _t(b: Builder, _node: fx.Node, x: fx.Node) -> str:
     return b("Transpose", x, perm=[1, 0]) if _ndim(x) == 2 else b("Identity", x)
 
 
-def _slice(
-    b: Builder, _node: fx.Node, x: fx.Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> str:
-    ends = torch.iinfo(torch.int64).max if end is None else end
-    return b("Slice", x, *(b.constant([value]) for value in (start or 0, ends, dim, step)))
+def _slice(b: Builder, _node: fx.Node, x: fx.Node, dim: int = 0, *bounds: int | None) -> str:
+    """`bounds` are start, end and step, each of which may be missing."""
+    start, end, step = (*bounds, None, None, None)[:3]
+    last = torch.iinfo(torch.int64).max if end is None else end
+    return b("Slice", x, *(b.constant([value]) for value in (start or 0, last, dim, step or 1)))
 
 
 def _select(b: Builder, _node: fx.Node, x: fx.Node, dim: int, index: int) -> str:
@@ -271,7 +271,7 @@ def _attention(
 
 
 def _recurrent(b: Builder, node: fx.Node, x: fx.Node, *arguments: Any) -> list[str | None]:
-    """One LSTM layer in one direction. torch's gates are input, forget, cell, output; ONNX's input, output, forget, cell."""
+    """One LSTM layer in one direction. Gates are input, forget, cell, output; in ONNX input, output, forget, cell."""
     *weights, hidden, cell, reverse, _sizes, mode = arguments[:9]
     assert mode == 2, "recurrent layers other than LSTM"
     size = int(_value(weights[0]).shape[0]) // 4
@@ -367,7 +367,8 @@ EXPORTS: Mapping[str, Export] = {
     **_over("minimum.default", _binary("Min")),
     **_over("logical_and.default bitwise_and.Tensor", lambda b, node, x, y: b("And", x, y)),
     **_over("logical_or.default bitwise_or.Tensor", lambda b, node, x, y: b("Or", x, y)),
-    **_over("clone.default alias.default detach.default lift_fresh_copy.default contiguous.default", _plain("Identity")),
+    **_over("alias.default clone.default contiguous.default detach.default", _plain("Identity")),
+    **_over("lift_fresh_copy.default", _plain("Identity")),
     **_over("view.default _unsafe_view.default reshape.default", _reshape),
     **_over("unsqueeze.default squeeze.default squeeze.dim squeeze.dims", _reshape),
     **_over("mm.default bmm.default mv.default", lambda b, node, x, y: b("MatMul", x, y)),

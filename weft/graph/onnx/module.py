@@ -14,6 +14,7 @@ from weft.graph.onnx.types import tensor_of
 
 __all__ = ["OnnxModule", "from_onnx", "load"]
 
+_NORM = "BatchNormalization"
 _OLDEST = 7  # operator set: before, broadcasting was asked for by attributes
 
 
@@ -49,7 +50,8 @@ def from_onnx(model: onnx.ModelProto) -> "OnnxModule":
 class OnnxModule(nn.Module):
     """Called with the model's inputs in their order; returns its output, or a tuple of several.
 
-    Floating-point initializers are parameters, called as in the file with dots and slashes as underscores.
+    Floating-point initializers are parameters, all others and the statistics of batch norm are buffers. They are called
+    as in the file, with dots and slashes as underscores.
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -60,17 +62,19 @@ class OnnxModule(nn.Module):
         self._steps = [_Step(node) for node in model.graph.node]
         self._numbers: dict[str, list[int]] = {}
         self._places: dict[str, str] = {}
+        running = {name for node in model.graph.node if node.op_type == _NORM for name in node.input[3:5]}
         for name, tensor in stored.items():
-            self._store(name, tensor)
+            self._store(name, tensor, is_trained=tensor.is_floating_point() and name not in running)
 
-    def _store(self, name: str, tensor: Tensor) -> None:
+    def _store(self, name: str, tensor: Tensor, *, is_trained: bool) -> None:
         place = "_".join("".join(c if c.isalnum() else " " for c in name).split()) or "unnamed"
         while hasattr(self, place):
             place += "_"
-        if tensor.is_floating_point():
+        if is_trained:
             self.register_parameter(place, nn.Parameter(tensor))
         else:
             self.register_buffer(place, tensor)
+        if not tensor.is_floating_point():
             self._numbers[name] = tensor.flatten().tolist()
         self._places[name] = place
 
@@ -99,7 +103,9 @@ class _Step:
         if node.op_type == "Split":
             self._attributes["outputs"] = len(node.output)
 
-    def run(self, values: dict[str, Tensor | None], numbers: dict[str, list[int]]) -> Iterator[tuple[str, Tensor | None]]:
+    def run(
+        self, values: dict[str, Tensor | None], numbers: dict[str, list[int]]
+    ) -> Iterator[tuple[str, Tensor | None]]:
         given: list[Any] = []
         for place, name in enumerate(self._inputs):
             value = values[name] if name else None

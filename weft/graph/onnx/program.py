@@ -84,8 +84,9 @@ class OnnxRuntimeExecutor(AbstractExecutor):
     def first_bad_tensor(self, state: State, batch: Batch) -> str | None:
         return self._inner.first_bad_tensor(state, batch)
 
-    def program(self, state: State, batch: Batch) -> AbstractProgram:
+    def program(self, state: State, batch: Batch, *, is_training: bool = False) -> AbstractProgram:
         """What evaluates a batch of this shape."""
+        assert not is_training
         return self._inner.program(state, batch, is_training=False)
 
 

@@ -14,7 +14,9 @@ shapes = st.lists(st.lists(st.integers(0, 40), min_size=0, max_size=3).map(tuple
 
 def make_parameters(sizes: list[tuple[int, ...]]) -> dict[str, Tensor]:
     types = [torch.float32, torch.float64]
-    return {f"p{i}": torch.arange(float(torch.Size(s).numel()), dtype=types[i % 2]).view(s) for i, s in enumerate(sizes)}
+    return {
+        f"p{i}": torch.arange(float(torch.Size(s).numel()), dtype=types[i % 2]).view(s) for i, s in enumerate(sizes)
+    }
 
 
 @given(shapes, st.integers(1, 5), st.booleans())

@@ -65,6 +65,8 @@ class Journal:
         self._flushed_at = clock()
         with _storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            if goes_on and path.exists():
+                path.write_bytes(path.read_bytes().rpartition(b"\n")[0] + b"\n")  # without a line that was cut off
             self._file: TextIO = path.open("a" if goes_on else "w", encoding="utf-8")
         if not goes_on:
             self._write({"format": FORMAT, **about})
@@ -72,9 +74,9 @@ class Journal:
     def note(self, decision: Decision) -> None:
         self._write(encode(decision))
 
-    def restored(self, version: int, lost: int) -> None:
+    def restored(self, version: int) -> None:
         """The shard was lost here, and goes on from a version that it had kept."""
-        self._write({"restored": version, "lost": lost})
+        self._write({"restored": version})
 
     def end(self, summary: Summary) -> None:
         self._write(asdict(summary))

@@ -8,7 +8,8 @@ part   gradients, while backward runs -->
 push   the rest, learning rate        -->
                                       <--  weights  version, next step, whether to stop
 stop   wants all to stop              -->
-sum    a small tensor; has ended      -->
+end    takes no more steps            -->
+sum    a small tensor, to be added    -->
                                       <--  total    when all have
 pull   wants weights, now             -->
                                       <--  weights
@@ -35,6 +36,7 @@ class Tag(StrEnum):
     PUSH = "push"
     WEIGHTS = "weights"
     STOP = "stop"
+    END = "end"
     SUM = "sum"
     TOTAL = "total"
     PULL = "pull"

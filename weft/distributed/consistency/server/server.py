@@ -73,6 +73,7 @@ class _Training:
         self.content: set[int] = set()  # ranks whose answer needs no weights
         self.sums: dict[int, dict[int, Tensor]] = {}  # number of the sum -> rank -> its part
         self.num_dropped = 0
+        self.restored_at: int | None = None  # the version with which it took the place of a server that was lost
         self.num_lost = 0
 
 
@@ -136,6 +137,8 @@ class _Server:
                 self._take_push(message)
             case Tag.STOP:
                 self._carry_out(self._current.policy.stop())
+            case Tag.END:
+                self._carry_out(self._current.policy.leave(message.source, self._now))
             case Tag.SUM:
                 self._add_to_sum(message)
             case Tag.PULL:
@@ -173,11 +176,17 @@ class _Server:
             return
         rank, training = message.source, self._current
         self._gone.discard(rank)
-        training.num_lost = max(training.num_lost, read_int(message.header, "version") - self._shard.version)
+        self._count_lost(read_int(message.header, "version"))
         training.greeted.add(rank)
         training.parts.pop(rank, None)
         training.told.pop(rank, None)
         self._carry_out(training.policy.arrive(rank, step, self._now))
+
+    def _count_lost(self, version: int) -> None:
+        """Ranks that have seen a later version tell how many updates died with the server before."""
+        training = self._current
+        if training.restored_at is not None:
+            training.num_lost = max(training.num_lost, version - training.restored_at)
 
     def _take_push(self, message: Message) -> None:
         header, rank, training = PushHeader.read(message.header), message.source, self._current
@@ -207,13 +216,11 @@ class _Server:
         self._carry_out(training.policy.push(rank, header.step, self._now))
 
     def _add_to_sum(self, message: Message) -> None:
-        """A rank that adds up has ended its loop: it takes no more steps, and nobody waits for it."""
         number = read_int(message.header, "number")
         parts = self._current.sums.setdefault(number, {})
         if len(message.tensors) != 1 or any(part.shape != message.tensors[0].shape for part in parts.values()):
             raise MalformedError("tensors")
         parts[message.source] = message.tensors[0]
-        self._carry_out(self._current.policy.leave(message.source, self._now))
         self._finish_sums()
 
     def _finish_sums(self) -> None:
@@ -360,7 +367,10 @@ class _Server:
         self._training.buffers = found.buffers
         state = _with_slots(self._shard.state, found.slots, found.updates)
         self._shard.restore(found.weights, state, found.version)
+        self._training.restored_at = found.version
         self._training.journal = self._open_journal(found.header, goes_on=True)
+        if self._training.journal is not None:
+            self._training.journal.restored(found.version)
 
 
 def _with_absent(tensors: Sequence[Tensor], absent: Sequence[int], num_pieces: int) -> tuple[Tensor | None, ...]:

@@ -252,7 +252,10 @@ class ServedReplicas(AbstractReplicas):
         self._links[0].ask(Tag.STOP, self._run)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        self._has_ended = True
+        if not self._has_ended:
+            self._has_ended = True
+            for link in self._links:
+                link.ask(Tag.END, self._run)
         self._num_sums += 1
         return self._links[0].add(self._run, self._num_sums, tensor)
 

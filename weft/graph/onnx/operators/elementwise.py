@@ -36,7 +36,7 @@ def _hard_sigmoid(attributes: Attributes, x: Tensor) -> Tensor:
 
 
 def _selu(attributes: Attributes, x: Tensor) -> Tensor:
-    alpha, gamma = attributes.get("alpha", 1.67326319217681884765625), attributes.get("gamma", 1.05070102214813232421875)
+    alpha, gamma = attributes.get("alpha", 1.6732632), attributes.get("gamma", 1.0507010)
     return gamma * torch.where(x > 0, x, alpha * torch.expm1(x))
 
 

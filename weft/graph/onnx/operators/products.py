@@ -95,9 +95,7 @@ def _max_pool(attributes: Attributes, x: Tensor) -> Tensor:
     return pool(given.double(), tuple(kernel), tuple(strides), 0, tuple(dilations)).to(x.dtype)
 
 
-def _ceiled(
-    attributes: Attributes, sizes: Sequence[int], pads: Sequence[tuple[int, int]]
-) -> list[tuple[int, int]]:
+def _ceiled(attributes: Attributes, sizes: Sequence[int], pads: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """With `ceil_mode`, room for a last window that begins inside and ends outside."""
     if not attributes.get("ceil_mode", 0):
         return list(pads)

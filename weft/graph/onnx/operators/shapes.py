@@ -90,7 +90,7 @@ def _gather_elements(attributes: Attributes, x: Tensor, index: Tensor) -> Tensor
 def _gather_nd(attributes: Attributes, x: Tensor, index: Tensor) -> Tensor:
     lead = attributes.get("batch_dims", 0)
     places = index.long().unbind(-1)
-    own = [torch.arange(n).reshape([-1 if i == d else 1 for i in range(index.ndim - 1)]) for d, n in enumerate(x.shape[:lead])]
+    own = [torch.arange(n).reshape([-1] + [1] * (index.ndim - 2 - dim)) for dim, n in enumerate(x.shape[:lead])]
     return x[(*own, *places)]
 
 

@@ -1,0 +1,280 @@
+"""Training that does not wait for the slowest: one slow rank of four, servers of many bytes, 1000 virtual ranks.
+
+    python -m benchmarks.relaxed [--only slow,servers,virtual] [--out benchmarks/results/relaxed.json]
+
+slow      `digits_cnn` to its target on 4 real ranks, of which one sleeps twice the time of its own computation in every
+          step, so that it is three times as slow. Synchronous ranks, then each scheme, in turn, for each seed.
+servers   2 workers push gradients of 25 million float32 and take the weights back, through one server and through two;
+          the same bytes by an all-reduce, Weft's and Gloo's; and through torch RPC with the same update. Seconds of a
+          step of the slowest worker.
+virtual   1000 workers of the virtual cluster, asynchronous, `digits_mlp`: real seconds for a thousand updates.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, final
+
+import torch
+import torch.distributed.rpc as rpc
+from torch import Tensor
+
+from weft.atomic import write_json
+from weft.cli.job import with_plan, with_settings
+from weft.distributed.consistency.server import ServedReplicas, settings_of
+from weft.engines.local import run_ranks
+from weft.engines.meeting import meet
+from weft.engines.place import Place, find_place
+from weft.engines.program import Program
+from weft.engines.serving import Service, tolerance_of, use_replicas
+from weft.engines.simulation import simulate
+from weft.graph import AbstractExecutor, GradientSink, Outputs, State
+from weft.metrics.machine import describe_machine, describe_versions
+from weft.metrics.record_file import read_record
+from weft.metrics.run_folder import RunFolder, create_run_folder
+from weft.metrics.statistics import ratio_interval, ratio_of_medians
+from weft.metrics.strict_json import encode_json
+from weft.recipes import find_recipe
+from weft.specs import Batch, parse_plan
+from weft.training.optimizers import SGD, Optimizer
+from weft.training.recipe import Recipe
+from weft.training.replicas import Update
+from weft.training.run import run_recipe
+from weft.training.surroundings import Surroundings
+
+__all__ = ["main", "reduce_rank", "rpc_rank", "serve_rank", "train_slow_rank"]
+
+RESULT = Path(__file__).parent / "results" / "relaxed.json"
+SLOW_RANK, SLEEP = 3, 2.0
+SLOW_SETTINGS = ("batch_size=128", "epochs=30")
+SCHEMES = {
+    "synchronous": "data=4",
+    "asynchronous": "data=4 consistency=async(full) topology=server(shards=1,place=own)",
+    "stale-synchronous": "data=4 consistency=stale(3,commit=arrival,lr=full) topology=server(shards=1,place=own)",
+    "backup workers": "data=4 consistency=backup(1) topology=server(shards=1,place=own)",
+}
+NUM_ELEMENTS, NUM_ROUNDS = 25_000_000, 8
+VIRTUAL_RANKS = 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="slow,servers,virtual")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    options = parser.parse_args()
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "slow": lambda: measure_slow(options.seeds),
+        "servers": measure_servers,
+        "virtual": measure_virtual,
+    }
+    found: dict[str, Any] = {name: parts[name]() for name in options.only.split(",")}
+    about = {"measured": datetime.now(UTC).isoformat(timespec="seconds")}
+    about |= {"machine": describe_machine(), "versions": describe_versions()}
+    write_json(options.out, encode_json({**about, **found}))
+
+
+# ---- one slow rank
+
+
+def measure_slow(num_seeds: int) -> dict[str, Any]:
+    """Seconds to the target, and accuracies on the test set, by scheme; ratios to synchronous ranks."""
+    times: dict[str, list[float]] = {name: [] for name in SCHEMES}
+    accuracies: dict[str, list[float]] = {name: [] for name in SCHEMES}
+    for seed in range(num_seeds):
+        for name, plan in SCHEMES.items():
+            recipe = with_plan(with_settings(find_recipe("digits_cnn"), SLOW_SETTINGS), plan, None)
+            with tempfile.TemporaryDirectory() as folder:
+                arguments = {"recipe": recipe.to_dict(), "folder": folder, "seed": seed}
+                chosen = parse_plan(recipe.mutable.plan)
+                program = Program("benchmarks.relaxed:train_slow_rank", arguments)
+                run_ranks(program, chosen.num_processes, tolerance=tolerance_of(chosen))
+                values = read_record(Path(folder)).repetitions[0].values
+            times[name].append(values["time_to_target"])
+            accuracies[name].append(values["test/accuracy"])
+            print(f"seed {seed}  {name:20}{times[name][-1]:8.2f} s  {accuracies[name][-1]:.4f}", flush=True)
+    ratios = {}
+    for name in SCHEMES:
+        interval = ratio_interval(times["synchronous"], times[name])
+        ratios[name] = {"ratio": ratio_of_medians(times["synchronous"], times[name]), "interval": interval}
+        print(
+            f"{name:20}{median(times[name]):8.2f} s  {ratios[name]['ratio']:.2f} times as fast  "
+            f"{median(accuracies[name]):.4f}"
+        )
+    return {"plans": SCHEMES, "seconds_to_target": times, "test_accuracy": accuracies, "speed-ups": ratios}
+
+
+def train_slow_rank(recipe: dict[str, Any], folder: str, seed: int) -> None:
+    """The rank program: one rank's computation takes three times as long."""
+    chosen, place = Recipe.from_dict(recipe), find_place()
+    surroundings = Surroundings()
+    if place.rank == SLOW_RANK:
+        surroundings = replace(surroundings, prepare=lambda task: replace(task, executor=Sleepy(task.executor)))
+    with use_replicas(Service(chosen, (seed,)), place) as replicas:
+        if replicas is not None:
+            run_folder = RunFolder(Path(folder))
+            run_recipe(chosen, folder=run_folder, seeds=(seed,), replicas=replicas, surroundings=surroundings)
+
+
+@final
+class Sleepy(AbstractExecutor):
+    """Sleeps as long as it computes, and once more, before anybody sees a gradient."""
+
+    def __init__(self, inner: AbstractExecutor) -> None:
+        self._inner = inner
+
+    def initial_state(self) -> State:
+        return self._inner.initial_state()
+
+    def __call__(self, state: State, batch: Batch, on_gradient: GradientSink) -> tuple[Outputs, State]:
+        gradients: dict[str, Tensor | None] = {}
+        began = time.thread_time()  # what others take of the core is no computation of this rank's
+        outputs, after = self._inner(state, batch, gradients.__setitem__)
+        time.sleep(SLEEP * (time.thread_time() - began))
+        for name, gradient in gradients.items():
+            on_gradient(name, gradient)
+        return outputs, after
+
+    def infer(self, state: State, batch: Batch) -> Outputs:
+        return self._inner.infer(state, batch)
+
+    def first_bad_tensor(self, state: State, batch: Batch) -> str | None:
+        return self._inner.first_bad_tensor(state, batch)
+
+
+# ---- servers and bytes
+
+
+def measure_servers() -> dict[str, Any]:
+    """Median seconds of a step, by system."""
+    systems: dict[str, tuple[str, int, dict[str, Any]]] = {
+        "weft, one server": ("serve_rank", 3, {"shards": 1, "kind": "shared_memory"}),
+        "weft, two servers": ("serve_rank", 4, {"shards": 2, "kind": "shared_memory"}),
+        "weft, one server, TCP": ("serve_rank", 3, {"shards": 1, "kind": "tcp"}),
+        "torch RPC, one server": ("rpc_rank", 3, {}),
+        "weft, all-reduce": ("reduce_rank", 2, {"kind": "shared_memory"}),
+        "gloo, all-reduce": ("reduce_rank", 2, {"kind": "torch"}),
+    }
+    seconds = {}
+    for name, (function, num_ranks, arguments) in systems.items():
+        found = run_ranks(Program(f"benchmarks.relaxed:{function}", arguments), num_ranks)
+        seconds[name] = [max(values) for values in zip(*found[:2], strict=True)]
+        print(f"{name:24}{median(seconds[name]) * 1e3:9.1f} ms", flush=True)
+    num_bytes = 4 * NUM_ELEMENTS
+    return {"num_bytes": num_bytes, "num_workers": 2, "seconds": seconds}
+
+
+def serve_rank(shards: int, kind: str) -> list[float]:
+    """The rank program of servers: every worker pushes and pulls in rounds."""
+    from weft.distributed.consistency.server import ServerSpec, make_policy, serve
+    from weft.engines.post import join_post
+
+    torch.set_num_threads(1)
+    place = find_place()
+    plan = parse_plan(f"data=2 consistency=async topology=server(shards={shards},place=own)")
+    optimizer = Optimizer(SGD(), lr=0.01)
+    mailbox = join_post(place, kind)  # type: ignore[arg-type]
+    try:
+        if place.rank >= 2:
+            serve(
+                mailbox,
+                ServerSpec(
+                    shard=place.rank - 2,
+                    num_workers=2,
+                    plan=str(plan),
+                    rate="share",
+                    make_policy=lambda _seed, _fresh: make_policy(plan.consistency, 2),
+                    make_optimizer=lambda _fraction: optimizer,
+                ),
+            )
+            return []
+        return _push_and_pull(ServedReplicas(mailbox, settings_of(plan, optimizer), [0]), optimizer)
+    finally:
+        mailbox.close()
+
+
+def _push_and_pull(replicas: ServedReplicas, optimizer: Optimizer) -> list[float]:
+    parameters = {"w": torch.zeros(NUM_ELEMENTS, requires_grad=True)}
+    gradient, seconds = torch.ones(NUM_ELEMENTS), []
+    state = optimizer.init(parameters)
+    replicas.join(State(parameters, {}, torch.zeros(0)))
+    for _ in range(NUM_ROUNDS + 1):
+        began = time.perf_counter()
+        replicas.begin(0.5)("w", gradient)
+        replicas.finish(0.0, Update(optimizer, parameters, state, 0.01, None))
+        seconds.append(time.perf_counter() - began)
+    replicas.sum(torch.zeros(1))
+    return seconds[1:]
+
+
+def reduce_rank(kind: str) -> list[float]:
+    """The rank program of the all-reduce of as many bytes."""
+    torch.set_num_threads(1)
+    group = meet(find_place(), kind)  # type: ignore[arg-type]
+    gradient, seconds = torch.ones(NUM_ELEMENTS), []
+    try:
+        for _ in range(NUM_ROUNDS + 1):
+            group.barrier()
+            began = time.perf_counter()
+            group.all_reduce(gradient)
+            seconds.append(time.perf_counter() - began)
+    finally:
+        group.close()
+    return seconds[1:]
+
+
+_held: dict[str, Tensor] = {}
+
+
+def _update_remotely(gradient: Tensor) -> Tensor:
+    weights = _held.setdefault("w", torch.zeros(NUM_ELEMENTS))
+    weights.add_(gradient, alpha=-0.005)
+    return weights
+
+
+def rpc_rank() -> list[float]:
+    """The rank program of torch RPC: the same update, by a call that returns the weights."""
+    torch.set_num_threads(1)
+    place: Place = find_place()
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{place.meeting}/rpc", rpc_timeout=300)
+    rpc.init_rpc(f"rank {place.rank}", rank=place.rank, world_size=place.size, rpc_backend_options=options)
+    seconds = []
+    if place.rank < 2:
+        gradient = torch.ones(NUM_ELEMENTS)
+        for _ in range(NUM_ROUNDS + 1):
+            began = time.perf_counter()
+            rpc.rpc_sync("rank 2", _update_remotely, args=(gradient,))
+            seconds.append(time.perf_counter() - began)
+    rpc.shutdown()
+    return seconds[1:]
+
+
+# ---- many virtual ranks
+
+
+def measure_virtual() -> dict[str, Any]:
+    """Real seconds for a thousand updates of 1000 virtual workers; what comes before and after is in them."""
+    plan = f"data={VIRTUAL_RANKS} consistency=async topology=server"
+    settings = ("batch_size=1000", "epochs=4", "evaluate_every=4")
+    recipe = with_plan(with_settings(find_recipe("digits_mlp"), settings), plan, None)
+    with tempfile.TemporaryDirectory() as folder:
+        simulation = simulate(recipe, folder=create_run_folder(Path(folder) / "run", recipe.name), compute=0.01)
+    updates = sum(simulation.record.repetitions[0].series["staleness"])
+    per_thousand = simulation.real_seconds / updates * 1000
+    print(f"{VIRTUAL_RANKS} virtual ranks: {updates:.0f} updates, {per_thousand:.2f} s for a thousand")
+    return {
+        "num_ranks": VIRTUAL_RANKS,
+        "updates": updates,
+        "real_seconds": simulation.real_seconds,
+        "real_seconds_per_thousand_updates": per_thousand,
+        "virtual_seconds": simulation.virtual_seconds,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""A small training through servers, on the virtual cluster: no model, so that it takes milliseconds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from weft.distributed.consistency.server import ServedReplicas, ServerSpec, Summary, make_policy, serve, settings_of
+from weft.distributed.consistency.server.journal import read_decisions
+from weft.distributed.consistency.server.script import Script
+from weft.distributed.group import AbstractGroup
+from weft.distributed.group.virtual import die, run_virtual
+from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, MailFault, RecordingMailbox, VirtualMailbox
+from weft.graph import State
+from weft.specs import Plan, parse_plan
+from weft.training.optimizers import AbstractOptimizer, Momentum, Optimizer
+from weft.training.replicas import Update
+
+__all__ = ["Course", "make_parameters", "pull", "reference", "spec_of", "train", "work"]
+
+LR = 0.05
+
+
+def make_parameters() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    shapes = {"w1": (20, 16), "b1": (16,), "w2": (16, 9), "b2": (9,)}
+    return {n: torch.randn(shape, generator=generator).requires_grad_() for n, shape in shapes.items()}
+
+
+def pull(parameter: Tensor, share: int, step: int) -> Tensor:
+    """A gradient: towards a target that is of the step and the share."""
+    generator = torch.Generator().manual_seed(1000 * step + share)
+    return parameter.detach() - torch.randn(parameter.shape, generator=generator)
+
+
+def momentum() -> AbstractOptimizer:
+    return Optimizer(Momentum(), lr=LR)
+
+
+@dataclass(frozen=True)
+class Course:
+    """A training: `seconds(rank, step)` is what a step takes in virtual time."""
+
+    plan: Plan
+    num_steps: int = 12
+    seconds: Callable[[int, int], float] = lambda rank, step: 0.01 * (1 + rank)
+    make_optimizer: Callable[[], AbstractOptimizer] = momentum
+    faults: Sequence[MailFault] = field(default_factory=tuple)
+    run: Path | None = None
+    replay: Path | None = None
+    clip_norm: float | None = None
+
+
+def work(replicas: ServedReplicas, course: Course, charge: Callable[[float], None]) -> dict[str, Tensor]:
+    """What the loop does, in few lines; the weights that all ended with."""
+    parameters, step = make_parameters(), 0
+    if replicas.rank:
+        for parameter in parameters.values():
+            parameter.data.fill_(7.0)  # a rank that does not take rank 0's weights is found out
+    replicas.join(State(parameters, {}, torch.zeros(0)))
+    optimizer = course.make_optimizer()
+    state = optimizer.init(parameters)
+    while (step := replicas.next_step(step)) < course.num_steps:
+        add = replicas.begin(1 / replicas.size)
+        share = int(replicas.share(torch.arange(replicas.size)))
+        for name in reversed(parameters):
+            charge(course.seconds(replicas.rank, step) / len(parameters))
+            add(name, pull(parameters[name], share, step))
+        _, state = replicas.finish(0.0, Update(optimizer, parameters, state, LR, course.clip_norm))
+        step += 1
+        if replicas.agree(False):
+            break
+    replicas.sum(torch.ones(1))
+    with replicas.use_consensus(State(parameters, {}, torch.zeros(0))):
+        return {name: parameter.detach().clone() for name, parameter in parameters.items()}
+
+
+def spec_of(course: Course, shard: int, kept: Path | None = None) -> ServerSpec:
+    plan = course.plan
+    settings = settings_of(plan, course.make_optimizer(), course.clip_norm)
+    script = read_decisions(course.replay, 0, shard) if course.replay else None
+    return ServerSpec(
+        shard=shard,
+        num_workers=plan.num_ranks,
+        plan=str(plan),
+        rate=settings.rate,
+        form=settings.form,
+        make_policy=lambda _seed, is_fresh: (
+            Script(script) if script is not None else make_policy(plan.consistency, plan.num_ranks, is_fresh=is_fresh)
+        ),
+        make_optimizer=lambda _fraction: course.make_optimizer(),
+        run=course.run,
+        kept=kept,
+    )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The weights of every worker (None of one that died), what the servers did, and what all sent."""
+
+    weights: list[dict[str, Tensor] | None]
+    servers: list[Summary]
+    mailboxes: list[RecordingMailbox]
+    seconds: float
+
+
+def train(text: str, course: Course | None = None, **options: object) -> Outcome:
+    """Carry a plan out on virtual workers and servers."""
+    plan = parse_plan(text)
+    course = course or Course(plan, **options)  # type: ignore[arg-type]
+    mailboxes: dict[int, RecordingMailbox] = {}
+
+    def program(group: AbstractGroup) -> object:
+        faulty: AbstractMailbox = FaultyMailbox(VirtualMailbox(group), course.faults, die=die)
+        mailboxes[group.rank] = mailbox = RecordingMailbox(faulty)
+        if group.rank >= plan.num_ranks:
+            return serve(mailbox, spec_of(course, group.rank - plan.num_ranks))
+        settings = settings_of(plan, course.make_optimizer(), course.clip_norm)
+        return work(ServedReplicas(mailbox, settings, [0]), course, group.clock.charge)
+
+    found = run_virtual(program, plan.num_ranks + int(plan.topology["shards"]), timeout=1e6)
+    size = plan.num_ranks
+    ordered = [mailboxes[rank] for rank in sorted(mailboxes)]
+    return Outcome(list(found.results[:size]), list(found.results[size:]), ordered, max(found.seconds))
+
+
+def reference(num_ranks: int, num_steps: int, make_optimizer: Callable[[], AbstractOptimizer]) -> dict[str, Tensor]:
+    """The synchronous training, in one process: the weighted sum in the order of ranks, one update for each step."""
+    parameters, optimizer = make_parameters(), make_optimizer()
+    state = optimizer.init(parameters)
+    for step in range(num_steps):
+        total = {n: pull(p, 0, step) * (1 / num_ranks) for n, p in parameters.items()}
+        for rank in range(1, num_ranks):
+            for name, parameter in parameters.items():
+                total[name] += pull(parameter, rank, step) * (1 / num_ranks)
+        state = optimizer.update(total, parameters, state, LR)
+    return {name: parameter.detach() for name, parameter in parameters.items()}

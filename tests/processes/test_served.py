@@ -1,0 +1,85 @@
+"""Servers and workers as real processes: replays to the last bit, and deaths by kill -9."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from weft.distributed.consistency.server import audit_arrival, read_decisions, read_summary
+from weft.metrics.record_file import read_record
+
+DEADLINE = 100.0
+SETTINGS = ["--set", "epochs=2", "--set", "batch_size=64", "--quiet"]
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "weft", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def finish(process: subprocess.Popen[bytes]) -> str:
+    _, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode in (0, 1), errors.decode()
+    return errors.decode()
+
+
+def children_of(process: subprocess.Popen[bytes]) -> dict[int, int]:
+    """The processes of a run: rank -> process."""
+    found = {}
+    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        ranks = [entry for entry in environment if entry.startswith(b"WEFT_RANK=")]
+        if ranks:
+            found[int(ranks[0].partition(b"=")[2])] = int(child)
+    return found
+
+
+def kill_when_under_way(process: subprocess.Popen[bytes], run: Path, rank: int) -> None:
+    """Kill a rank with -9 after some steps."""
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline and process.poll() is None:
+        log = run / "log.jsonl"
+        if log.exists() and log.read_bytes().count(b'"StepEnded"') >= 10:
+            os.kill(children_of(process)[rank], signal.SIGKILL)
+            return
+        time.sleep(0.002)
+    raise AssertionError("the run did not get under way")
+
+
+@pytest.mark.slow
+def test_a_run_of_four_processes_is_replayed_to_the_last_bit(tmp_path: Path) -> None:
+    """On real processes again, and on the virtual cluster."""
+    first = tmp_path / "first"
+    plan = "data=4 consistency=async topology=server(shards=2)"
+    finish(start("run", "digits_mlp", "--plan", plan, *SETTINGS, "--out", str(first)))
+    told = finish(start("run", "--replay", str(first), "--quiet", "--out", str(tmp_path / "again")))
+    assert "to the last bit" in told
+    virtual = start("simulate", "--replay", str(first), "--compute-seconds", "0.001", "--quiet", "--json")
+    assert "to the last bit" in finish(virtual)
+    repetition = read_record(first).repetitions[0]
+    summary = read_summary(first, 0, 0)
+    assert summary is not None
+    assert repetition.series["staleness"] == tuple(map(float, summary.staleness))
+    assert audit_arrival(read_decisions(first, 0, 0), 4) == []
+
+
+@pytest.mark.slow
+def test_a_worker_and_a_server_that_are_killed(tmp_path: Path) -> None:
+    """The worker is done without; the server is restored from its last snapshot, and says what was lost."""
+    run = tmp_path / "run"
+    plan = "data=3 consistency=async topology=server(shards=1,place=own)"
+    settings = ["--set", "epochs=6", "--set", "batch_size=32", "--quiet"]
+    process = start("run", "digits_mlp", "--plan", plan, *settings, "--out", str(run))
+    kill_when_under_way(process, run, 1)
+    kill_when_under_way(process, run, 3)
+    finish(process)
+    assert read_record(run).repetitions[0].status == "done"
+    lines = [json.loads(line) for line in (run / "decisions/seed-0/shard-0.jsonl").read_text().splitlines()]
+    assert any(isinstance(line, dict) and "restored" in line for line in lines)
+    summary = read_summary(run, 0, 0)
+    assert summary is not None and summary.lost > 0
