@@ -18,8 +18,15 @@ from hypothesis import settings
 settings.register_profile("weft", deadline=None, derandomize=True, max_examples=50, database=None)
 settings.load_profile("weft")
 
-# pytest renames the current test between phases; scikit-learn and torch set the others when they are first used.
-FREE_VARIABLES = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
+# pytest renames the current test between phases; scikit-learn, torch and JAX set the others when they are first used.
+FREE_VARIABLES = {
+    "PYTEST_CURRENT_TEST",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+    "TF_CPP_MIN_LOG_LEVEL",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TPU_SKIP_MDS_QUERY",
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,25 @@ def nothing_left_behind() -> Iterator[None]:
     leaks = find_leaks(before, belongings())
     clean_up(before)
     assert not leaks, f"the test left something behind: {'; '.join(leaks)}"
+
+
+@pytest.fixture(scope="session")
+def xla_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("xla")
+
+
+@pytest.fixture
+def xla_cache(xla_folder: Path) -> Iterator[None]:
+    """XLA compiles a graph once in a session, however often an executor is built."""
+    import jax  # here because most tests have no use for it
+
+    settings = {"jax_compilation_cache_dir": str(xla_folder), "jax_persistent_cache_min_compile_time_secs": 0}
+    before = {name: getattr(jax.config, name) for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture

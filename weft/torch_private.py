@@ -25,6 +25,7 @@ __all__ = [
     "DataDependentOutputException",
     "DispatchMode",
     "DynamicOutputShapeException",
+    "autograd_numbers",
     "bare",
     "below_autograd",
     "call_for_any_size",
@@ -37,6 +38,7 @@ __all__ = [
     "leave_compiler_alone",
     "mode_of",
     "schema_of",
+    "settle_lazy",
     "settle_sizes",
     "shares_memory",
     "size_hints",
@@ -132,6 +134,14 @@ def size_hints(tensor: Tensor) -> Tensor:
         return tensor
     sizes, strides = (list(map(hint_of, part)) for part in (tensor.shape, tensor.stride()))
     return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="meta")
+
+
+def autograd_numbers() -> tuple[int | None, int]:
+    """Of the call at work: the number of autograd's node whose backward it is part of, and of the last node made, which
+    is the call's own if autograd follows it."""
+    node = torch._C._current_autograd_node()
+    last = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+    return None if node is None else int(node._sequence_nr()), int(last)
 
 
 def in_backward() -> bool:
@@ -266,3 +276,8 @@ def _compile_with_inductor(function: Callable[..., Any], likes: Sequence[Tensor]
         output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))  # whose strides are to be kept
         compiled: Any = compile_fx_inner(module, fakes)
     return compiled.current_callable, compiled.source_code
+
+
+def settle_lazy(layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Give a lazy layer the sizes, and the class, that it would take on when called with these."""
+    layer._infer_parameters(layer, args, dict(kwargs))

@@ -13,6 +13,7 @@ from weft.training.models import char_gpt, char_lstm, mlp, resnet
 
 __all__ = ["CASES", "LENGTH", "LR", "MOMENTUM", "VOCABULARY", "WIDTHS", "Case", "loss_of"]
 
+BATCH_SIZES = (4, 64)
 NUM_BATCHES = 4  # in turn
 VOCABULARY, LENGTH = 65, 64
 LR, MOMENTUM = 0.01, 0.9
@@ -75,12 +76,14 @@ def _gpt() -> nn.Module:
     return char_gpt(TEXT, width=WIDTHS["gpt"], num_layers=4, num_heads=4)
 
 
+MODELS: dict[str, tuple[TaskSpec, Callable[[], nn.Module]]] = {
+    "mlp": (PIXELS, _mlp),
+    "resnet20": (IMAGE, _resnet),
+    "lstm": (TEXT, _lstm),
+    "gpt": (TEXT, _gpt),
+}
 CASES = {
     case.name: case
-    for case in (
-        *(Case("mlp", size, PIXELS, _mlp) for size in (32, 512)),
-        *(Case("resnet20", size, IMAGE, _resnet) for size in (8, 64)),
-        *(Case("lstm", size, TEXT, _lstm) for size in (8, 64)),
-        *(Case("gpt", size, TEXT, _gpt) for size in (4, 32)),
-    )
+    for model, (task, build) in MODELS.items()
+    for case in (Case(model, size, task, build) for size in BATCH_SIZES)
 }

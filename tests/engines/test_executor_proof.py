@@ -53,6 +53,7 @@ def test_a_tolerance_that_is_too_tight_names_an_operator() -> None:
     assert 1e-9 < proof.operator.error < 1e-5
 
 
+@pytest.mark.usefixtures("xla_cache")
 def test_xla_is_met_to_its_tolerance() -> None:
     proof = against_eager("jax")
     assert proof.passed and 0 < proof.largest_error < 2e-6

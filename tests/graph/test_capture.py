@@ -9,8 +9,11 @@ from torch import Tensor, nn
 
 from tests.graph.steps import descent, descent_inputs, graph_of, plain
 from weft.errors import GraphError
-from weft.graph import Program, capture, check_shapes, rewrite, training_step
+from weft.graph import GraphExecutor, Program, capture, check_shapes, rewrite, training_step
+from weft.recipes import digits_mlp
+from weft.training.build import build_splits, build_task
 from weft.training.gradients import clip_by_norm
+from weft.training.loop import take_step
 from weft.training.optimizers import OPTIMIZERS, Shared
 from weft.training.optimizers.rule_optimizer import Optimizer
 
@@ -241,3 +244,32 @@ def test_a_checkpointed_forward_is_recomputed_in_backward() -> None:
     graph = capture(step, torch.randn(3, 3), torch.randn(2, 3))
     sines = [operator.role for operator in graph.operators if operator.target == "aten.sin"]
     assert sines.count("backward") >= 1
+
+
+def test_backward_has_the_lines_of_what_it_is_the_backward_of() -> None:
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            y = x.tanh()
+            return y.sigmoid()
+
+    def step(state: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
+        x = batch.detach().requires_grad_()
+        (first,) = torch.autograd.grad(Two()(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.sum(), x)[0], state
+
+    lines: dict[str, set[str]] = {}
+    for operator in capture(step, torch.ones(1), torch.ones(2)).operators:
+        lines.setdefault(operator.target, set()).add(operator.line)
+    assert lines["aten.tanh_backward"] == lines["aten.tanh"]
+    assert lines["aten.sigmoid_backward"] == lines["aten.sigmoid"] != lines["aten.tanh"]
+    assert all(line.startswith("test_capture.py:") for found in lines.values() for line in found)
+
+
+def test_a_model_without_code_of_its_own_has_no_line_in_a_loop_of_wefts() -> None:
+    recipe = digits_mlp().with_setting("executor", "tape")
+    task, state = build_task(recipe, build_splits(recipe), seed=0)
+    take_step(task, state)
+    assert isinstance(task.executor, GraphExecutor)
+    program = task.executor.program(state.model, task.splits.train.take(torch.arange(32)))
+    lines = {operator.target: operator.line for operator in program.graph.operators}
+    assert lines["aten.addmm"] == "" and lines["aten._log_softmax"].startswith("losses.py:")

@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers through the graph: captured, rewritten, and to the bit what eager mode computes."""
+"""Models of Hugging Face transformers through the graph: captured, rewritten, to the bit what eager mode computes."""
 
 import copy
 from collections.abc import Callable

@@ -32,7 +32,10 @@ def children_of(process: subprocess.Popen[bytes]) -> dict[int, int]:
     """The processes of a run: rank -> process."""
     found = {}
     for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        try:
+            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        except OSError:  # it has just ended
+            continue
         ranks = [entry for entry in environment if entry.startswith(b"WEFT_RANK=")]
         if ranks:
             found[int(ranks[0].partition(b"=")[2])] = int(child)

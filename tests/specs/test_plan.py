@@ -35,7 +35,7 @@ def test_an_empty_text_is_one_rank() -> None:
 
 @pytest.mark.parametrize("text", ["topology=server(2) data=4", "topology=server(shards=2) data=4"])
 def test_parameters_by_place_and_by_name(text: str) -> None:
-    assert parse_plan(text).topology == Choice("server", (("shards", 2),))
+    assert parse_plan(text).topology == Choice("server", (("shards", 2), ("place", "shared")))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,15 @@ def test_parameters_by_place_and_by_name(text: str) -> None:
         ("data=2 data=4", "given twice"),
         ("topology=rnig", "did you mean 'ring'"),
         ("topology=server(shard=2)", "did you mean 'shards'"),
-        ("topology=server(1,2)", "too many parameters"),
+        ("topology=server(1,own,2)", "too many parameters"),
+        ("topology=server(1,mine)", "known: own, shared"),
+        ("data=2 consistency=async", "nearest: data=2 consistency=async(lr=share) topology=server(shards=1)"),
+        ("data=2 consistency=stale(-1) topology=server", "above zero"),
+        ("data=2 consistency=backup(2) topology=server", "nearest: data=2 consistency=backup(workers=1)"),
+        (
+            "data=2 consistency=backup(1,deadline=soon) topology=server",
+            "nearest: data=2 consistency=backup(workers=1,dea",
+        ),
         ("topology=ring(2)", "it takes none"),
         ("topology=server(many)", "wrong type"),
         ("topology=server(0)", "above zero"),
@@ -113,16 +121,33 @@ def test_the_nearest_plan_of_every_refusal_is_valid(refusal: object) -> None:
     usual = {
         name: Choice(name, tuple(AXES["consistency"][name].parameters.items())) for name in available("consistency")
     }
+    server = Choice("server", (("shards", 1),))
     refused += [
         *(Plan(data=1, consistency=usual[name]) for name in usual),
-        *(Plan(data=2, consistency=usual[n], topology=Choice("server", (("shards", 1),))) for n in usual),
+        *(Plan(data=2, consistency=usual[n], topology=server) for n in usual),
         *(Plan(data=2, consistency=usual[n], topology=Choice("ring")) for n in usual),
         *(Plan(data=2, consistency=usual[n], compress=Choice("fp16")) for n in usual),
         Plan(data=2, consistency=with_parameters(usual["local"], outer_lr=0.5)),
         Plan(data=2, consistency=with_parameters(usual["local"], outer="nesterov", outer_momentum=1.0)),
         Plan(data=2, consistency=with_parameters(usual["elastic"], beta=2.0)),
+        Plan(data=2, consistency=with_parameters(usual["backup"], workers=2), topology=server),
+        Plan(data=2, consistency=with_parameters(usual["backup"], deadline="soon"), topology=server),
+        Plan(data=2, consistency=with_parameters(usual["stale"], lr="full"), topology=server),
+        Plan(data=2, topology=with_parameters(server, place="own")),
     ]
     hits = [plan for plan in refused if refusal.applies(plan)]  # type: ignore[attr-defined]
     assert hits
     for plan in hits:
         check_plan(refusal.cure(plan))  # type: ignore[attr-defined]
+
+
+def test_zero_is_a_bound_and_a_number_of_backup_workers() -> None:
+    assert parse_plan("data=2 consistency=stale(0) topology=server").consistency["bound"] == 0
+    assert parse_plan("data=2 consistency=backup(0) topology=server").consistency["workers"] == 0
+
+
+def test_servers_of_their_own_are_processes_beside_the_ranks() -> None:
+    plan = parse_plan("data=2 consistency=async topology=server(3,own)")
+    assert (plan.num_ranks, plan.num_processes) == (2, 5)
+    assert plan.roles == ("worker", "worker", "server 0", "server 1", "server 2")
+    assert parse_plan("data=3").roles == ("worker",) * 3

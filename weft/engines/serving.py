@@ -1,9 +1,8 @@
-"""Workers and servers of a plan that trains through parameter servers: which process is which, and how they find each
-other.
+"""Workers and servers of a plan: which process is which, and how they find each other.
 
-    data=2 consistency=async topology=server(shards=2)            process 0: worker 0, shard 0     in two threads
-                                                                  process 1: worker 1, shard 1
-    data=2 consistency=async topology=server(2,place=own)         process 0, 1: workers     process 2, 3: shards
+data=2 consistency=async topology=server(shards=2)            process 0: worker 0, shard 0     in two threads
+                                                              process 1: worker 1, shard 1
+data=2 consistency=async topology=server(2,place=own)         process 0, 1: workers     process 2, 3: shards
 """
 
 import threading

@@ -2,6 +2,7 @@
 
 from weft.graph.blame import Difference, first_difference, relative_error
 from weft.graph.capture import Step, capture
+from weft.graph.define_by_run import Recording, record
 from weft.graph.drawing import svg_of
 from weft.graph.eager import EagerExecutor
 from weft.graph.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
@@ -9,6 +10,7 @@ from weft.graph.extension import extend, grad, replace_gradient, update_state
 from weft.graph.fusion import fuse, regions_of, unfuse
 from weft.graph.generated import GraphExecutor
 from weft.graph.graph import Graph, Operator, Variable
+from weft.graph.initialisation import build_sized
 from weft.graph.loops import draw_schedule, loop
 from weft.graph.module_steps import Update, inference_step, training_step, updating_step
 from weft.graph.planned import PlannedProgram, Terms
@@ -43,6 +45,7 @@ __all__ = [
     "PlannedProgram",
     "Profile",
     "Program",
+    "Recording",
     "ReferenceExecutor",
     "Rule",
     "Size",
@@ -54,6 +57,7 @@ __all__ = [
     "Update",
     "Variable",
     "WholeStep",
+    "build_sized",
     "capture",
     "check_graph",
     "check_pass",
@@ -67,6 +71,7 @@ __all__ = [
     "load_graph",
     "loop",
     "profile_of",
+    "record",
     "regions_of",
     "relative_error",
     "replace_gradient",

@@ -14,7 +14,7 @@ from weft.graph.recording import Recorder, lifted
 from weft.graph.replay import replay
 from weft.graph.structure import fill, flatten, pick
 from weft.graph.tracing import Origin, enter, note_call
-from weft.torch_private import DynamicOutputShapeException
+from weft.torch_private import DynamicOutputShapeException, use_no_modes
 
 __all__ = ["Recording", "record"]
 
@@ -51,8 +51,9 @@ class Recording:
             filled = fill(results, values[recorded.output_node()])
             return filled["outputs"], filled["state"]
 
-        given = fill(self._arguments, [leaf.detach() for leaf in self._leaves])
-        return capture_noting(step, given["state"], given["batch"], origin.note)
+        with use_no_modes():  # it may be called while recording goes on
+            given = fill(self._arguments, [leaf.detach() for leaf in self._leaves])
+            return capture_noting(step, given["state"], given["batch"], origin.note)
 
 
 @contextmanager

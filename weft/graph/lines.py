@@ -12,8 +12,10 @@ import torch
 
 __all__ = ["line_of", "line_on_stack", "quoted_line_on_stack"]
 
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<eval_with_key", "<frozen")
-_SHIM = "torch_private.py"
+_WEFT = Path(__file__).parents[1]
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(_WEFT), "<eval_with_key", "<frozen")
+_CAPTURES = (str(_WEFT / "graph"), str(_WEFT / "torch_private.py"))
+_LIKE_A_USERS = tuple(str(_WEFT / "training" / part) for part in ("models", "losses.py"))  # of the built-in recipes
 _PYTHON = str(Path(os.__file__).parent)
 
 
@@ -36,9 +38,10 @@ def line_of(error: BaseException) -> str:
 
 
 def _frame() -> FrameType | None:
+    """Whoever trains by Weft's own loop did not ask for the operators of a model without code of its own."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and not _is_the_users(frame.f_code.co_filename):
-        frame = frame.f_back
+        frame = None if _is_of_a_loop(frame.f_code.co_filename) else frame.f_back
     return frame
 
 
@@ -47,6 +50,11 @@ def _quoted(file: str, number: int) -> str:
 
 
 @cache
+def _is_of_a_loop(file: str) -> bool:
+    return file.startswith(str(_WEFT)) and not file.startswith(_CAPTURES)
+
+
+@cache
 def _is_the_users(file: str) -> bool:
     is_of_python = file.startswith(_PYTHON) and "site-packages" not in file
-    return not is_of_python and not file.startswith(_NOT_THE_USERS) and not file.endswith(_SHIM)
+    return not is_of_python and (file.startswith(_LIKE_A_USERS) or not file.startswith(_NOT_THE_USERS))

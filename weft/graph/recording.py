@@ -171,6 +171,9 @@ class Recorder(DispatchMode):
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         node = self._node(func, args, kwargs)
         made = self._run(func, *args, **kwargs)
+        if isinstance(made, (bool, int, float, complex)):  # which Python goes on with as a literal
+            self.nodes.erase_node(node)
+            return made
         views = [self.cell(arg).root for arg in _looked_at(func, args, kwargs)]
         for view in views:
             view.is_viewed = True

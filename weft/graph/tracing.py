@@ -26,7 +26,7 @@ from weft.graph.rewrites.dead import remove_dead
 from weft.graph.sizes import Condition, places_of
 from weft.graph.structure import Tree, paths_of
 from weft.graph.validity import check_graph
-from weft.torch_private import DataDependentOutputException, DynamicOutputShapeException
+from weft.torch_private import DataDependentOutputException, DynamicOutputShapeException, autograd_numbers
 
 __all__ = ["Origin", "enter", "finish", "note_call", "use_recording"]
 
@@ -44,6 +44,7 @@ def finish(
 ) -> Graph:
     """The graph of what a recorder saw, from these arguments to these results."""
     recorder.nodes.output(tuple(recorder.cell(tensor).node for tensor in flat))
+    _give_backward_its_lines(recorder.nodes)
     cells = [recorder.cell(fake) for fake in fakes]
     returned = {path: recorder.cell(flat[leaf]) for path, leaf in paths_of(results)}
     _check_writes_are_returned(arguments, cells, returned, fakes)
@@ -134,6 +135,18 @@ def note_call(node: fx.Node, is_backward: bool) -> None:
     node.meta["is_backward"] = is_backward
     node.meta["in_grad_mode"] = torch.is_grad_enabled()
     node.meta["line"] = line_on_stack()
+    node.meta["autograd"] = autograd_numbers()
+
+
+def _give_backward_its_lines(nodes: fx.Graph) -> None:
+    """What backward calls for gets the line of what it is the backward of: on the stack is only who asked for all."""
+    lines: dict[int, str] = {}
+    for node in nodes.nodes:
+        of, own = node.meta.pop("autograd", (None, -1))
+        if of in lines:
+            node.meta["line"] = lines[of]
+        if "line" in node.meta:
+            lines.setdefault(own, node.meta["line"])  # what autograd does not follow has the number of one before it
 
 
 def _explained(error: BaseException) -> GraphError | None:

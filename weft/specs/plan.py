@@ -133,9 +133,7 @@ class Plan:
     @property
     def num_processes(self) -> int:
         """Ranks, and the servers that are processes of their own; these come after the ranks."""
-        return self.num_ranks + (
-            int(self.topology["shards"]) if dict(self.topology.parameters).get("place") == "own" else 0
-        )
+        return self.num_ranks + (int(self.topology["shards"]) if _has_own_servers(self) else 0)
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -178,6 +176,14 @@ def _is_relaxed(plan: Plan) -> bool:
     return plan.consistency.name in ("local", "elastic", "gossip")
 
 
+def _meets_at_servers(plan: Plan) -> bool:
+    return plan.is_served and plan.num_ranks > 1
+
+
+def _has_own_servers(plan: Plan) -> bool:
+    return dict(plan.topology.parameters).get("place") == "own"
+
+
 def _server() -> Choice:
     return Choice("server", tuple(AXES["topology"]["server"].parameters.items()))
 
@@ -201,17 +207,21 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, consistency=Choice("sync"), topology=Choice("native")),
     ),
     Refusal(
-        lambda plan: plan.is_served and plan.topology.name != "server",
+        lambda plan: _meets_at_servers(plan) and plan.topology.name != "server",
         "ranks of this consistency meet at servers",
-        lambda plan: replace(plan, topology=_server()),
+        lambda plan: replace(plan, topology=_server(), compress=Choice("none")),
     ),
     Refusal(
-        lambda plan: plan.is_served and plan.compress.name != "none",
+        lambda plan: _meets_at_servers(plan) and plan.compress.name != "none",
         "servers take gradients as they are",
-        lambda plan: replace(plan, compress=Choice("none")),
+        lambda plan: replace(plan, topology=_server(), compress=Choice("none")),
     ),
     Refusal(
-        lambda plan: plan.consistency.name == "backup" and int(plan.consistency["workers"]) >= plan.num_ranks,
+        lambda plan: (
+            _meets_at_servers(plan)
+            and plan.consistency.name == "backup"
+            and int(plan.consistency["workers"]) >= plan.num_ranks
+        ),
         "no rank is left whose gradient is waited for",
         lambda plan: replace(plan, consistency=_with(plan.consistency, workers=plan.num_ranks - 1)),
     ),
@@ -230,7 +240,7 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, consistency=_with(plan.consistency, commit="arrival")),
     ),
     Refusal(
-        lambda plan: plan.topology.name == "server" and plan.topology["place"] == "own" and not plan.is_served,
+        lambda plan: _has_own_servers(plan) and not plan.is_served,
         "servers of synchronous ranks are ranks themselves",
         lambda plan: replace(plan, topology=_with(plan.topology, place="shared")),
     ),
@@ -270,7 +280,7 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         lambda plan: (
             plan.topology.name == "server"
-            and plan.topology["place"] == "shared"
+            and not _has_own_servers(plan)
             and int(plan.topology["shards"]) > plan.num_ranks
         ),
         "more server shards than ranks to hold them",

@@ -176,3 +176,14 @@ def test_several_outputs_of_one_call_stay_with_it() -> None:
     assert len(regions_of(fused)) == 1
     inside = next(iter(regions_of(fused).values())).nodes.nodes
     assert any(node.target is operator.getitem for node in inside)
+
+
+def test_what_compiles_to_slower_code_stays_outside() -> None:
+    def step(state: Any, batch: Tensor) -> tuple[Any, Any]:
+        halves = batch[:128] * 2
+        sums = [(batch * 2).sum(0), (batch * 3).sum(1), halves.sum(0)]
+        return [*sums, nn.functional.gelu(halves * 3), nn.functional.gelu(halves * 4, approximate="tanh")], state
+
+    fused = fuse(capture(step, (), torch.ones(512, 256)), worth=always)
+    outside = [target for target in targets_of(fused) if not target.startswith(("weft_region", "aten.slice"))]
+    assert outside == ["aten.sum.dim_IntList", "aten.gelu"]

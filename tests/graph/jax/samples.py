@@ -78,8 +78,8 @@ AVERAGES: list[tuple[Any, ...]] = [
 def max_pools_backward() -> list[Sample]:
     made = []
     for kernel, *rest in POOLS:
-        stride, padding, dilation, ceil_mode = [*rest, *([kernel], [0, 0], [1, 1], False)[len(rest) :]]
-        settings = kernel, stride if rest else kernel, padding, dilation, ceil_mode
+        missing: tuple[Any, ...] = (kernel, [0, 0], [1, 1], False)
+        settings = kernel, *rest, *missing[len(rest) :]
         y, index = torch.ops.aten.max_pool2d_with_indices(IMAGE, *settings)
         made.append(call(y.cos(), IMAGE, *settings, index))
     return made

@@ -60,7 +60,8 @@ def results() -> dict[str, list[Any]]:
         return {name: [call(name, change(s, Place, arrays.__getitem__)) for s in ss] for name, ss in flat.items()}
 
     with jax.enable_x64(True):
-        return jax.jit(compute, compiler_options=FAST)([to_jax(tensor) for tensor in tensors])
+        found: dict[str, list[Any]] = jax.jit(compute, compiler_options=FAST)([to_jax(t) for t in tensors])
+    return found
 
 
 def call(name: str, sample: Sample) -> Any:

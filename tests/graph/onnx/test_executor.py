@@ -106,7 +106,7 @@ def test_it_is_proven_by_what_it_evaluates() -> None:
 
 
 def test_a_wrong_operator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXPORTS, "aten.relu.default", lambda b, node, x: b("Abs", x))  # type: ignore[arg-type]
+    monkeypatch.setitem(EXPORTS, "aten.relu.default", lambda b, node, x: b("Abs", x))
     proof = prove_executors(recipe(), "onnxruntime", "eager", num_steps=1)
     assert not proof.passed and proof.operator is not None
     assert (proof.operator.target, proof.operator.output) == ("aten.relu", "relu")

@@ -1,6 +1,7 @@
 """ONNX models as modules: trained further, captured, and refused with a reason."""
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -53,7 +54,7 @@ def test_the_number_of_inputs_is_checked(network: tuple[nn.Module, OnnxModule]) 
         network[1](torch.ones(2, 1, 6, 6), torch.ones(1))
 
 
-def model_of(kind: str, opset: int = 20, domain: str = "", **attributes: object) -> onnx.ModelProto:
+def model_of(kind: str, opset: int = 20, domain: str = "", **attributes: Any) -> onnx.ModelProto:
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
     other = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
     node = helper.make_node(kind, ["x"], ["y"], domain=domain, name="here", **attributes)

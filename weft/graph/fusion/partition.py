@@ -2,10 +2,9 @@
 
 Every node has a level: the number of times that a path to it leaves the members.
 
-    level 0    a -> b ----> mm                   a, b      one region
-    level 1    |            mm -> c ----> conv   c, d      one region, or two
-    level 1    +---------------------> d
-    level 2                       conv -> e      e
+    a -> b -> mm -> c -> conv -> e         level 0: a, b, d
+    |               |                      level 1: c, f
+    +--> d          +--> f                 level 2: e          (mm and conv are no members)
 
 Along an edge levels never fall, and from a member to what is none they rise. So there is no way out of the members of
 one level and back to them: each level, and each part of it that is connected or comes first in the order, can be one

@@ -87,7 +87,7 @@ def _addcdiv(x: Array, a: Array, b: Array, *, value: float = 1) -> Array:
     return x + value * (a / b)
 
 
-def _lerp(start: Array, end: Array, weight: Any) -> Array:
+def _lerp(start: Array, end: Array, weight: Array | float) -> Array:
     return start + weight * (end - start)
 
 

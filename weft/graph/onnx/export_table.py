@@ -16,7 +16,8 @@ Export = Callable[..., str | Sequence[str | None]]
 
 def _value(node: fx.Node) -> Tensor:
     value = node.meta["val"]
-    return value[0] if isinstance(value, (tuple, list)) else value
+    first: Tensor = value[0] if isinstance(value, (tuple, list)) else value
+    return first
 
 
 def _ndim(node: fx.Node) -> int:

@@ -22,7 +22,7 @@ _TYPES = {
     torch.uint8: TensorProto.UINT8,
     torch.bool: TensorProto.BOOL,
 }
-_BY_NUMBER = {number: dtype for dtype, number in _TYPES.items()}
+_BY_NUMBER = {int(number): dtype for dtype, number in _TYPES.items()}
 
 
 def onnx_type(dtype: torch.dtype) -> int:

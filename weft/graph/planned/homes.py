@@ -13,6 +13,7 @@ import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -122,12 +123,12 @@ class _Planner:
         if maker.target is not NORM:
             return {}
         if maker not in self._norms:
-            made = {node: maker.args[node.args[1]] for node in maker.users if node.args[1] in _STATISTICS}  # type: ignore[index]
-            is_free = all(
-                old in self._becomes.get(new, ()) and self._is_free(old, self._numbers[maker], readers={maker})  # type: ignore[arg-type]
+            made: dict[fx.Node, Any] = {n: maker.args[i] for n in maker.users if (i := _index(n)) in _STATISTICS}
+            is_free = len(made) == len(_STATISTICS) and all(
+                old in self._becomes.get(new, ()) and self._is_free(old, self._numbers[maker], readers={maker})
                 for new, old in made.items()
             )
-            self._norms[maker] = made if is_free and len(made) == len(_STATISTICS) else {}  # type: ignore[assignment]
+            self._norms[maker] = made if is_free else {}
         return self._norms[maker]
 
     def _over(self, number: int, node: fx.Node) -> fx.Node | None:
@@ -148,10 +149,10 @@ class _Planner:
             if layout_of(old.meta["val"]) != layout_of(node.meta["val"]):
                 continue
             is_region = node.target is operator.getitem
-            writer = node.args[0] if is_region else node
+            writer: Any = node.args[0] if is_region else node
             readers = {writer} if is_region or is_pointwise(node) else set()
             now = self._holds[old]
-            if self._is_free(now, self._numbers[writer], readers=readers):  # type: ignore[arg-type]
+            if self._is_free(now, self._numbers[writer], readers=readers):
                 return old
         return None
 
@@ -181,8 +182,8 @@ class _Planner:
         self._take(node, first)
         if over is None:
             value = node.meta["val"]
-            maker = node.args[0] if node.target is operator.getitem else node
-            begin = self._numbers[maker]  # type: ignore[arg-type]
+            maker: Any = node.args[0] if node.target is operator.getitem else node
+            begin = self._numbers[maker]
             self._spans[node] = Span(begin, max(number, self._last[node]), value.numel() * value.element_size())
         elif over in self._spans:
             span = self._spans[over]
@@ -204,6 +205,13 @@ class _Planner:
             for owner in (node, *self._owners[node]):
                 last[owner] = self._end
         return last
+
+
+def _index(output: fx.Node) -> int:
+    """Which of its maker's outputs a node is."""
+    index = output.args[1]
+    assert isinstance(index, int)
+    return index
 
 
 def _is_plain(node: fx.Node) -> bool:

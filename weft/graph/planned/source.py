@@ -25,7 +25,7 @@ from weft.graph.planned.variants import Call, written_into
 __all__ = ["source_of"]
 
 _RESERVED = {"bare", "below_autograd", "bind", "compiled", "constants", "copy", "inputs", "is_finite", "kept", "memory"}
-_RESERVED |= {"own", "results", "sink", "step", "torch", "_"}
+_RESERVED |= {"own", "results", "sink", "staged", "step", "torch", "_"}
 
 _HEADER = '''"""A training step, generated from its graph: for reading and for stepping through with a debugger."""
 
@@ -209,11 +209,11 @@ class _Writer:
             self.each.append(f"return {results}")
             return
         self.each.append(f"results = {results}")
-        staged = {new for _, new in left if self._owners[new] & changing}
-        for new in staged:
-            self.each.append(f"{self._names[new]} = copy({self.name(new)})")
+        staged = [new for _, new in left if self._owners[new] & changing]
+        if staged:
+            self.each.append(f"staged = [{', '.join(f'copy({self.name(new)})' for new in staged)}]")
         for old, new in left:
-            value = self._names[new] if new in staged else self.name(new)
+            value = f"staged[{staged.index(new)}]" if new in staged else self.name(new)
             self.each.append(f"{self.name(old)}.copy_({value})")
         self.each.append("return results")
 

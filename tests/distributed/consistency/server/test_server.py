@@ -57,8 +57,8 @@ class Hand:
         self.mailbox.send(self.server, Tag.HELLO, {"run": 0, "step": None, "version": 0} | changes)
         return self.receive(Tag.WELCOME)
 
-    def push(self, step: int, **changes: Any) -> None:
-        header = PushHeader(0, step, 0.1, 0.5).to_json() | changes
+    def push(self, number: int, **changes: Any) -> None:
+        header = PushHeader(0, number, 0, 0.1, 0.5).to_json() | changes
         self.mailbox.send(self.server, Tag.PUSH, header, [torch.ones_like(weight) for weight in self.weights])
 
     def receive(self, tag: Tag) -> Message:

@@ -1,12 +1,12 @@
-"""Updates as gradients arrive: asynchronous (DistBelief, Dean et al., 2012), or with a bound on how far apart ranks are
-(stale-synchronous, Ho et al., 2013).
+"""Updates as gradients arrive: asynchronous, or with a bound on how far apart ranks are.
 
     rank 0   [step][step][step][step]            every push is an update of its own, and is answered with
     rank 1   [  step  ][  step  ][  st           the weights as they are then; with a bound of s, a rank that
     rank 2   [step][step]..waits..[step]         has taken s steps more than the slowest waits for it
 
 Work is dealt out as it is asked for: step i is share i mod N of global batch i div N, so a fast rank takes more of an
-epoch than a slow one, and every sample is taken once.
+epoch than a slow one, and every sample is taken once. Asynchronous: DistBelief (Dean et al., 2012); with a bound:
+stale-synchronous (Ho et al., 2013).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The record of a shard's decisions: JSON lines, one file for each seed and shard.
 
     RUN/decisions/seed-0/shard-0.jsonl
-      {"format": 1, "plan": "data=4 ...", "workers": 4, "shard": 0, "seed": 0}
+      {"format": 1, "plan": "data=4 ...", "workers": 4, "shard": 0, "seed": 0, "updates": 0}
       ["release", 0, 0, 0, 0]          rank 0 takes step 0, with version 0 of the weights
       ["commit", [0, 0]]               its gradient is an update
       ...
@@ -66,10 +66,12 @@ class Journal:
         with _storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             if goes_on and path.exists():
-                path.write_bytes(path.read_bytes().rpartition(b"\n")[0] + b"\n")  # without a line that was cut off
+                kept = path.read_bytes()
+                path.write_bytes(kept[: kept.rfind(b"\n") + 1])  # without a line that was cut off
             self._file: TextIO = path.open("a" if goes_on else "w", encoding="utf-8")
         if not goes_on:
             self._write({"format": FORMAT, **about})
+            self._file.flush()
 
     def note(self, decision: Decision) -> None:
         self._write(encode(decision))
@@ -127,6 +129,8 @@ def read_summary(run: Path, seed: int, shard: int) -> Summary | None:
 def _check_head(path: Path, head: Any) -> None:
     if not isinstance(head, dict) or head.get("format") != FORMAT:
         raise CorruptFileError(f"file is no record of decisions of this version ({path}); replay another run")
+    if head.get("updates"):
+        raise RunFolderError(f"run was resumed, and its record is only of what came after ({path}); replay another")
 
 
 def _read_lines(path: Path) -> Iterator[Any]:

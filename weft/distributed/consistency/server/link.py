@@ -84,7 +84,7 @@ class ShardLink:
     ) -> int:
         """Send a gradient, or what is still to be said of one that is there already; how many bytes were sent."""
         absent = tuple(index for index, tensor in enumerate(tensors) if tensor is None)
-        header = PushHeader(run, step, lr, weight, absent, self._has_part, wants)
+        header = PushHeader(run, step, self.version, lr, weight, absent, self._has_part, wants)
         given = () if self._has_part else [tensor for tensor in tensors if tensor is not None]
         return self._send(Tag.PUSH, header.to_json(), given)
 

@@ -90,6 +90,7 @@ class PushHeader:
 
     run: int
     step: int
+    version: int  # of the weights that it was computed on, as the worker knows it
     lr: float
     weight: float
     absent: tuple[int, ...] = ()
@@ -109,8 +110,8 @@ class PushHeader:
         weight = _read_float(header, "weight")
         if weight > 1:
             raise MalformedError("weight")
-        run, step = read_int(header, "run"), read_int(header, "step")
-        return PushHeader(run, step, _read_float(header, "lr"), weight, tuple(absent), in_part, wants)
+        run, step, version = (read_int(header, key) for key in ("run", "step", "version"))
+        return PushHeader(run, step, version, _read_float(header, "lr"), weight, tuple(absent), in_part, wants)
 
 
 def read_int(header: Mapping[str, Any], key: str) -> int:

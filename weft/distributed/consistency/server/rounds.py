@@ -59,7 +59,8 @@ class Rounds(AbstractPolicy):
             self._times.open(self._round, now)
         if rank not in self._members:
             decisions.append(Join(rank))
-            self._members[rank] = self._round if step is None else max(step, self._round)
+            self._members[rank] = self._round
+        self._members[rank] = max(self._members[rank], step or 0)
         self._waiting[rank] = step or 0
         return [*decisions, *self._move_on(now)]
 

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -25,6 +26,9 @@ __all__ = ["ServerSpec", "serve"]
 
 KEEP_SECONDS = 5.0
 """From one snapshot of the shard to the next."""
+
+REUNION_SECONDS = 2.0
+"""How long a server that takes the place of another looks for the workers of the run."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +205,7 @@ class _Server:
         if not header.wants:
             training.content.add(rank)
         if rank not in training.met:  # it was let go by a server that is lost, and so are the weights it used
+            self._count_lost(header.version)
             self._carry_out(training.policy.arrive(rank, header.step + 1, self._now))
             return
         told = training.told.get(rank)
@@ -348,8 +353,8 @@ class _Server:
     def _open_journal(self, header: InitHeader, *, goes_on: bool) -> Journal | None:
         if self._spec.run is None:
             return None
-        about = {"plan": self._spec.plan, "workers": self._spec.num_workers}
-        about |= {"shard": self._spec.shard, "seed": header.seed}
+        about: dict[str, object] = {"plan": self._spec.plan, "workers": self._spec.num_workers}
+        about |= {"shard": self._spec.shard, "seed": header.seed, "updates": header.updates}
         path = journal_file(self._spec.run, header.seed, self._spec.shard)
         return Journal(path, about, goes_on=goes_on, clock=self._mailbox.clock.now)
 
@@ -368,6 +373,10 @@ class _Server:
         state = _with_slots(self._shard.state, found.slots, found.updates)
         self._shard.restore(found.weights, state, found.version)
         self._training.restored_at = found.version
+        workers = range(self._spec.num_workers)
+        with suppress(DeadlineError):  # some may have died before
+            self._mailbox.await_peers(workers, self._now + REUNION_SECONDS)
+        self._gone = set(workers) - self._mailbox.peers().keys()
         self._training.journal = self._open_journal(found.header, goes_on=True)
         if self._training.journal is not None:
             self._training.journal.restored(found.version)

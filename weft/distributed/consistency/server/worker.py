@@ -205,10 +205,10 @@ class ServedReplicas(AbstractReplicas):
 
     def _hold(self, shard: int, link: ShardLink) -> None:
         """Gradients of a shard that is not reached in every step are added up until it is."""
+        held = self._held[shard]
         for index, tensor in enumerate(link.cut(self._gradients)):
-            before = self._held[shard][index]
-            both = tensor is not None and before is not None
-            self._held[shard][index] = before + tensor if both else tensor if before is None else before  # type: ignore[operator]
+            before = held[index]
+            held[index] = tensor if before is None else before if tensor is None else before + tensor
 
     def _catch_up(self) -> None:
         """Shards close rounds each by itself: weights of a shard that is behind shard 0 are asked for again."""

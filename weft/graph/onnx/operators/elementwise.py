@@ -32,11 +32,14 @@ def _prelu(x: Tensor, slope: Tensor) -> Tensor:
 
 
 def _hard_sigmoid(attributes: Attributes, x: Tensor) -> Tensor:
-    return (attributes.get("alpha", 0.2) * x + attributes.get("beta", 0.5)).clamp(0, 1)
+    slope: float = attributes.get("alpha", 0.2)
+    shift: float = attributes.get("beta", 0.5)
+    return (slope * x + shift).clamp(0, 1)
 
 
 def _selu(attributes: Attributes, x: Tensor) -> Tensor:
-    alpha, gamma = attributes.get("alpha", 1.6732632), attributes.get("gamma", 1.0507010)
+    alpha: float = attributes.get("alpha", 1.6732632)
+    gamma: float = attributes.get("gamma", 1.0507010)
     return gamma * torch.where(x > 0, x, alpha * torch.expm1(x))
 
 

@@ -93,7 +93,8 @@ def _layer_norm(
 
 def _rms_norm(attributes: Attributes, x: Tensor, scale: Tensor) -> Tensor:
     dims = tuple(range(attributes.get("axis", -1) % x.ndim, x.ndim))
-    return x * (x.square().mean(dims, keepdim=True) + attributes.get("epsilon", 1e-5)).rsqrt() * scale
+    epsilon: float = attributes.get("epsilon", 1e-5)
+    return x * (x.square().mean(dims, keepdim=True) + epsilon).rsqrt() * scale
 
 
 def _group_norm(attributes: Attributes, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:

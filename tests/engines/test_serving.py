@@ -1,0 +1,64 @@
+"""Which process of a plan is which, and the proof of plans with servers."""
+
+import subprocess
+import sys
+
+import pytest
+
+from weft.distributed.consistency.server import Commit, Release
+from weft.engines.local import STRICT, End, Tolerance
+from weft.engines.place import Place
+from weft.engines.served_proof import audit, judge
+from weft.engines.serving import Service, tolerance_of, use_replicas
+from weft.errors import PlanError
+from weft.recipes import find_recipe
+from weft.specs import parse_plan
+
+ASYNC = "data=4 consistency=async topology=server(shards=2{})"
+
+
+def test_rank_0_and_holders_of_shards_cannot_be_done_without() -> None:
+    assert tolerance_of(parse_plan("data=4")) is STRICT
+    shared = tolerance_of(parse_plan(ASYNC.format("")))
+    assert (shared.expendable, shared.restored) == ({2, 3}, frozenset())
+    own = tolerance_of(parse_plan(ASYNC.format(",place=own")))
+    assert (own.expendable, own.restored) == ({1, 2, 3}, {4, 5})
+
+
+def test_only_the_killed_are_spared_or_restored() -> None:
+    tolerance = Tolerance(frozenset({1}), frozenset({2}), most_restarts=1)
+    assert tolerance.spares(End(1, -9, 0.0))
+    assert not tolerance.spares(End(1, 1, 0.0))  # an error of its own
+    assert not tolerance.spares(End(1, -2, 0.0))  # Ctrl-C
+    assert not tolerance.spares(End(0, -9, 0.0))
+    assert tolerance.restores(End(2, -9, 0.0), 0)
+    assert not tolerance.restores(End(2, -9, 0.0), 1)
+    assert not tolerance.restores(End(2, 3, 0.0), 0)
+
+
+def test_another_number_of_processes_is_refused() -> None:
+    recipe = find_recipe("digits_mlp").with_setting("plan", ASYNC.format(""))
+    with (
+        pytest.raises(PlanError, match="another number of processes"),
+        use_replicas(Service(recipe, (0,)), Place("weft", 0, 2, "", 2)),
+    ):
+        pass
+
+
+def test_the_proof_tells_the_first_fault() -> None:
+    plan = parse_plan("data=2 consistency=stale(0,commit=arrival) topology=server")
+    ahead = [Release(0, 0), Release(1, 1), Commit(((0, 0),)), Release(0, 2)]
+    faults = audit(plan, ahead)
+    proof = judge(plan, 1, faults, is_same=True)
+    assert not proof.passed and "1 steps ahead of the slowest" in proof.finding
+    assert not judge(plan, 1, [], is_same=False).passed
+    assert judge(plan, 1, audit(plan, ahead[:3]), is_same=True).passed
+
+
+@pytest.mark.slow
+def test_a_plan_with_servers_is_proved() -> None:
+    plan = "data=2 consistency=stale(1) topology=server(shards=1,place=own)"
+    command = [sys.executable, "-m", "weft", "prove", "digits_mlp", "--plan", plan, "--seeds", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "again by its record, to the last bit" in done.stdout

@@ -1,0 +1,184 @@
+"""Edits of a graph: operators and variables added, removed and replaced. Each gives a new graph, checked.
+
+    add_operator       a call on variables that are there; its outputs are variables for further edits
+    remove_operator    a call whose outputs nobody reads
+    replace_operator   another call in its place, with outputs of the same shapes and types
+    replace_variable   whoever read one variable reads another
+    add_input, remove_input, add_output, remove_output
+
+Variables are given as objects, `graph.variables["mm"]`, among literals: `add_operator(g, aten.mul.Tensor, mm, 2)`.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from weft.errors import GraphError, nearest
+from weft.graph.graph import Graph, Operator, Variable, is_random
+from weft.graph.recording import runner_of
+from weft.graph.roles import is_collective
+from weft.graph.sizes import resolved, spec_of
+from weft.graph.structure import Tree, drop, paths_of, put, relabel
+from weft.graph.validity import check_graph
+from weft.torch_private import mode_of, schema_of
+
+__all__ = [
+    "add_input",
+    "add_operator",
+    "add_output",
+    "remove_input",
+    "remove_operator",
+    "remove_output",
+    "replace_operator",
+    "replace_variable",
+]
+
+
+def add_operator(
+    graph: Graph, target: Any, *args: Any, name: str = "", line: str = "", **kwargs: Any
+) -> tuple[Graph, Operator]:
+    """The graph with one more call, behind all that it reads, and that call.
+
+    Args:
+        target: an operator, such as `torch.ops.aten.mul.Tensor`.
+        args, kwargs: what it is called with; variables stand for their values.
+        name: what it is to be called; by default after its operator.
+
+    Raises:
+        GraphError: not an operator, or one that writes in place; or these arguments are not for it.
+    """
+    edited = graph.edited()
+    node = _insert(edited, target, args, kwargs, before=edited.nodes.output_node(), name=name)
+    node.meta |= {"is_backward": False, "in_grad_mode": False, "line": line}
+    after = _checked(edited)
+    return after, _operator(after, node.name)
+
+
+def remove_operator(graph: Graph, name: str) -> Graph:
+    """
+    Raises:
+        GraphError: something reads it; or it draws random numbers or talks to other ranks, and others would notice.
+    """
+    edited = graph.edited()
+    node = _find(edited, _operator(graph, name).name)
+    if is_random(node) or is_collective(node):
+        raise GraphError(f"operator draws random numbers or talks to other ranks, and must stay ({name})")
+    readers = [reader for output in (node, *node.users) for reader in output.users if not _is_item(reader)]
+    if readers:
+        found = ", ".join(dict.fromkeys("a result" if reader.op == "output" else reader.name for reader in readers))
+        raise GraphError(f"operator is read ({name}, by: {found}); replace it, or remove those first")
+    for item in list(node.users):
+        edited.nodes.erase_node(item)
+    edited.nodes.erase_node(node)
+    return _checked(edited)
+
+
+def replace_operator(graph: Graph, name: str, target: Any, *args: Any, **kwargs: Any) -> Graph:
+    """The graph with another call in the place of one. Its outputs have the shapes and types of those replaced."""
+    edited = graph.edited()
+    old = _find(edited, _operator(graph, name).name)
+    if is_random(old) or is_collective(old):
+        raise GraphError(f"operator draws random numbers or talks to other ranks, and must stay ({name})")
+    new = _insert(edited, target, args, kwargs, before=old)
+    new.meta |= {key: value for key, value in old.meta.items() if key != "val"}
+    _check_same(old.meta["val"], new.meta["val"], name)
+    old.replace_all_uses_with(new)
+    edited.nodes.erase_node(old)
+    return _checked(edited)
+
+
+def replace_variable(graph: Graph, old: Variable, new: Variable) -> Graph:
+    """The graph in which whoever read `old`, a result too, reads `new`, which has its shape and type."""
+    edited = graph.edited()
+    before, after = _find(edited, old.name), _find(edited, new.name)
+    _check_same(before.meta["val"], after.meta["val"], old.name)
+    before.replace_all_uses_with(after, delete_user_cb=lambda user: user is not after)
+    return _checked(edited)
+
+
+def add_input(graph: Graph, path: str, like: Tensor) -> tuple[Graph, Variable]:
+    """The graph with one more tensor in its batch, of this shape and type: `add_input(graph, "batch.mask", mask)`."""
+    if path.partition(".")[0] != "batch":
+        raise GraphError(f"an input is added to the batch (path: {path}); what is added to the state has to be updated")
+    edited = graph.edited()
+    place = len(edited.placeholders)
+    first = next(node for node in edited.nodes.nodes if node.op != "placeholder")
+    mode = mode_of(node.meta["val"] for node in edited.placeholders)
+    with edited.nodes.inserting_before(first):
+        node = edited.nodes.placeholder("".join(c if c.isalnum() else "_" for c in path.partition(".")[2]))
+    node.meta["val"] = like.detach() if mode is None else mode.from_tensor(like.detach(), static_shapes=True)
+    after = _checked(replace(edited, arguments=put(edited.arguments, path, place)))
+    return after, after.variables[node.name]
+
+
+def remove_input(graph: Graph, path: str) -> Graph:
+    """The graph without a tensor of its batch that nobody reads."""
+    places = dict(paths_of(graph.arguments))
+    if path not in places or path.partition(".")[0] != "batch":
+        raise GraphError(f"no such input of the batch ({path}); {nearest(path, places)}")
+    edited = graph.edited()
+    node = edited.placeholders[places[path]]
+    if node.users:
+        raise GraphError(f"input is read ({path}, by: {', '.join(user.name for user in node.users)})")
+    remaining = drop(edited.arguments, path)
+    if places[path] not in [leaf for _, leaf in paths_of(remaining)]:
+        edited.nodes.erase_node(node)
+        remaining = _renumbered(remaining)
+    return _checked(replace(edited, arguments=remaining))
+
+
+def add_output(graph: Graph, path: str, variable: Variable) -> Graph:
+    """The graph that returns one more variable: `add_output(graph, "outputs.norm", norm)`."""
+    if path.partition(".")[0] != "outputs":
+        raise GraphError(f"not a place of the outputs ({path}); a place of the state is updated with update_state")
+    edited = graph.edited()
+    results = list(edited.result_nodes)
+    edited.nodes.output_node().args = ((*results, _find(edited, variable.name)),)
+    return _checked(replace(edited, results=put(edited.results, path, len(results))))
+
+
+def remove_output(graph: Graph, path: str) -> Graph:
+    """The graph that no longer returns this; operators that only it needed stay until dead code is removed."""
+    places = dict(paths_of(graph.results))
+    if path not in places or path.partition(".")[0] != "outputs":
+        raise GraphError(f"no such output ({path}); {nearest(path, places)}")
+    edited = graph.edited()
+    remaining = drop(edited.results, path)
+    kept = sorted({leaf for _, leaf in paths_of(remaining)})
+    results = edited.result_nodes
+    edited.nodes.output_node().args = (tuple(results[leaf] for leaf in kept),)
+    return _checked(replace(edited, results=_renumbered(remaining)))
+
+
+def _insert(graph: Graph, target: Any, args: Any, kwargs: Any, *, before: fx.Node, name: str = "") -> fx.Node:
+    """A call with its shape and type noted, from what it is given."""
+    schema = schema_of(target)
+    if schema is None or schema.is_mutable:
+        raise GraphError(f"not an operator that makes something new ({target}); name one of torch.ops, overload too")
+    nodes = {node.name: node for node in graph.nodes.nodes}
+    given = _translated((args, kwargs), lambda variable: _known(nodes, variable.name))
+    values = _translated((args, kwargs), lambda variable: _known(nodes, variable.name).meta["val"])
+    with graph.nodes.inserting_before(before):
+        node = graph.nodes.create_node("call_function", target, *given, name=name or schema.name.partition("::")[2])
+        node.meta["val"] = _made(graph, target, *values)
+        if isinstance(node.meta["val"], (tuple, list)):
+            for i, value in enumerate(node.meta["val"]):
+                graph.nodes.call_function(_ITEM, (node, i)).meta["val"] = value
+    return node
+
+
+def _made(graph: Graph, target: Any, args: Any, kwargs: Any) -> Any:
+    likes = [node.meta["val"] for node in graph.placeholders]
+    sizes = {size: likes[place].shape[dim] for size, (place, dim) in graph.sizes.items()}
+    args, kwargs = resolved((args, kwargs), sizes)
+    mode = mode_of(likes)
+    try:
+        if mode is None:
+            return target(*args, **kwargs)
+        with mode, torch.no_grad():
+            return runner_of(mode)(target, *args, **kwargs)
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+        raise GraphError(f"operator cannot be called with this ({target}: {error})") from error
