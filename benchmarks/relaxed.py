@@ -74,7 +74,7 @@ def main() -> None:
         "virtual": measure_virtual,
     }
     found: dict[str, Any] = {name: parts[name]() for name in options.only.split(",")}
-    about = {"measured": datetime.now(UTC).isoformat(timespec="seconds")}
+    about: dict[str, Any] = {"measured": datetime.now(UTC).isoformat(timespec="seconds")}
     about |= {"machine": describe_machine(), "versions": describe_versions()}
     write_json(options.out, encode_json({**about, **found}))
 

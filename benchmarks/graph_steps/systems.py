@@ -71,7 +71,7 @@ def plain_loop(case: Case, wrap: Callable[[nn.Module], Callable[..., Tensor]]) -
     for x, y in case.batches():
         optimizer.zero_grad()
         loss = loss_of(run(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         yield loss.item()
 

@@ -21,6 +21,7 @@ from weft.errors import RankFailedError, UsageError
 from weft.metrics.convergence import Convergence
 from weft.specs import parse_plan
 from weft.training.recipe import Recipe
+from weft.training.replicas import SoloReplicas
 
 
 def recipe_of(plan: str = "data=1", **settings: object) -> Recipe:
@@ -85,8 +86,8 @@ def test_ranks_that_diverge_are_a_verdict_and_other_errors_are_not(monkeypatch: 
 
 
 def test_one_rank_that_diverges_has_not_arrived() -> None:
-    recipe = recipe_of(**{"optimizer.lr": 1e30})
-    assert count_samples(recipe, splits_of(recipe.fixed.data), [0, 1], module.SoloReplicas()) == [math.inf, math.inf]
+    recipe = recipe_of("data=1", **{"optimizer.lr": 1e30})
+    assert count_samples(recipe, splits_of(recipe.fixed.data), [0, 1], SoloReplicas()) == [math.inf, math.inf]
 
 
 def test_what_cannot_be_judged_is_refused_before_anything_is_trained() -> None:

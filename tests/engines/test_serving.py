@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from weft.distributed.consistency.server import Commit, Release
+from weft.distributed.consistency.server.decisions import Decision
 from weft.engines.local import STRICT, End, Tolerance
 from weft.engines.place import Place
 from weft.engines.served_proof import audit, judge
@@ -20,9 +21,9 @@ ASYNC = "data=4 consistency=async topology=server(shards=2{})"
 def test_rank_0_and_holders_of_shards_cannot_be_done_without() -> None:
     assert tolerance_of(parse_plan("data=4")) is STRICT
     shared = tolerance_of(parse_plan(ASYNC.format("")))
-    assert (shared.expendable, shared.restored) == ({2, 3}, frozenset())
+    assert (shared.expendable, shared.restored) == (frozenset({2, 3}), frozenset())
     own = tolerance_of(parse_plan(ASYNC.format(",place=own")))
-    assert (own.expendable, own.restored) == ({1, 2, 3}, {4, 5})
+    assert (own.expendable, own.restored) == (frozenset({1, 2, 3}), frozenset({4, 5}))
 
 
 def test_only_the_killed_are_spared_or_restored() -> None:
@@ -47,7 +48,7 @@ def test_another_number_of_processes_is_refused() -> None:
 
 def test_the_proof_tells_the_first_fault() -> None:
     plan = parse_plan("data=2 consistency=stale(0,commit=arrival) topology=server")
-    ahead = [Release(0, 0), Release(1, 1), Commit(((0, 0),)), Release(0, 2)]
+    ahead: list[Decision] = [Release(0, 0), Release(1, 1), Commit(((0, 0),)), Release(0, 2)]
     faults = audit(plan, ahead)
     proof = judge(plan, 1, faults, is_same=True)
     assert not proof.passed and "1 steps ahead of the slowest" in proof.finding

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -108,7 +109,8 @@ def state_changes_shape(graph: Graph) -> Graph:
 
 
 def size_of_nobody(graph: Graph) -> Graph:
-    call_of(graph, aten.mean.default).args = (call_of(graph, aten.mm.default), [Size("name", ("batch",))])
+    sizes: Any = [Size("name", ("batch",))]
+    call_of(graph, aten.mean.default).args = (call_of(graph, aten.mm.default), sizes)
     return graph
 
 

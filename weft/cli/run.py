@@ -45,8 +45,8 @@ def run(
 
     def make_job(num_ranks: int | None) -> Job:
         if replay is not None:
-            fixed = {"RECIPE": recipe, "--set": settings, "--plan": plan, "--workers": workers, "--repeat": repeat}
-            fixed |= {"--seed": seed, "--resume": resume}
+            fixed: dict[str, object] = {"RECIPE": recipe, "--set": settings, "--plan": plan, "--workers": workers}
+            fixed |= {"--repeat": repeat, "--seed": seed, "--resume": resume}
             return replayed_job(replay, out, [name for name, value in fixed.items() if value is not None])
         if resume is not None:
             fixed = {"--set": settings, "--repeat": repeat, "--seed": seed, "--out": out}

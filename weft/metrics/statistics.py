@@ -170,7 +170,8 @@ def mann_whitney_p(a: Values, b: Values) -> float:
     if math.comb(len(first) + len(second), len(first)) > _MAX_ENUMERATED:
         return float(stats.mannwhitneyu(first, second).pvalue)
     observed, every_sum = _rank_sums(first, second)
-    return float(min(1.0, 2 * min(np.mean(every_sum <= observed), np.mean(every_sum >= observed))))
+    below, above = float(np.mean(every_sum <= observed)), float(np.mean(every_sum >= observed))
+    return min(1.0, 2 * min(below, above))
 
 
 def mann_whitney_less_p(a: Values, b: Values) -> float:

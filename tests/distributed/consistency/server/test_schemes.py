@@ -163,7 +163,7 @@ def test_a_message_that_comes_twice_is_refused_and_counted() -> None:
 
 def test_a_slow_link_changes_when_but_not_what_is_synchronous() -> None:
     plan = "data=2 consistency=stale(0) topology=server(shards=2)"
-    assert same(train(plan).weights[0], train(plan, faults=[Delay(1, 2, 0.5)]).weights[0])
+    assert same(train(plan).weights[0], train(plan, faults=[Delay(1, 0.5, first_call=2)]).weights[0])
 
 
 # ---- what is sent
