@@ -242,13 +242,13 @@ def rpc_rank() -> list[float]:
     torch.set_num_threads(1)
     place: Place = find_place()
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{place.meeting}/rpc", rpc_timeout=300)
-    rpc.init_rpc(f"rank {place.rank}", rank=place.rank, world_size=place.size, rpc_backend_options=options)
+    rpc.init_rpc(f"rank-{place.rank}", rank=place.rank, world_size=place.size, rpc_backend_options=options)
     seconds = []
     if place.rank < 2:
         gradient = torch.ones(NUM_ELEMENTS)
         for _ in range(NUM_ROUNDS + 1):
             began = time.perf_counter()
-            rpc.rpc_sync("rank 2", _update_remotely, args=(gradient,))
+            rpc.rpc_sync("rank-2", _update_remotely, args=(gradient,))
             seconds.append(time.perf_counter() - began)
     rpc.shutdown()
     return seconds[1:]

@@ -29,6 +29,7 @@ def main(system: str, num_threads: int) -> None:
     loaded: dict[str, Iterator[float]] = {}
     for line in sys.stdin:
         command = json.loads(line)
+        answer: dict[str, object]
         try:
             if "load" in command:
                 name = command["load"]

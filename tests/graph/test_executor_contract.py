@@ -16,6 +16,7 @@ from weft.training.build import EXECUTORS as CATALOGUE
 EXECUTORS = (
     Subject("eager", CATALOGUE["eager"]),
     Subject("graph", CATALOGUE["graph"]),
+    Subject("inductor", CATALOGUE["inductor"], tolerance=1e-5),
     Subject("tape", CATALOGUE["tape"]),
     Subject("reference", CATALOGUE["reference"], dtype=torch.float64),
     Subject("inductor", CATALOGUE["inductor"], tolerance=1e-5, compiles=True),

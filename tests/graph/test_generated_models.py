@@ -90,6 +90,20 @@ def test_a_wrong_bit_is_found() -> None:
         assert_bits({"a": one}, {"a": one + 1e-7})
 
 
+@pytest.mark.parametrize("name", ["mlp", "gpt"])
+def test_autocast_has_the_bits_of_eager(name: str) -> None:
+    task, build = SUBJECTS[name]
+    module, found = build(), []
+    for executor in (
+        EagerExecutor(module, cross_entropy, autocast=torch.bfloat16),
+        GraphExecutor(copy.deepcopy(module), cross_entropy, autocast=torch.bfloat16),
+    ):
+        outputs, gradients, state = take(executor, executor.initial_state(), draw(task, 0, num_samples=4))
+        found.append(clone((outputs, gradients, executor.infer(state, draw(task, 1, num_samples=4)))))
+    assert found[0][0].predictions.dtype == torch.bfloat16
+    assert_bits(found[1], found[0])
+
+
 @pytest.mark.parametrize("name", ["digits_mlp", "digits_cnn"])
 def test_a_recipe_trains_to_the_bits_of_eager(name: str) -> None:
     recipe = BUILT_IN[name]()

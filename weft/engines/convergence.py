@@ -4,8 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from weft.engines.local import run_ranks, threads_per_rank
 from weft.engines.place import find_place
 from weft.engines.program import Program
@@ -79,7 +77,6 @@ def count_samples(recipe: Recipe, splits: Splits, seeds: Sequence[int], replicas
         except DivergedError:
             if replicas.size > 1:  # the ranks have lost each other, and no other seed can be trained
                 raise
-        replicas.sum(torch.zeros(1))  # nobody begins with the next seed before all have ended
         counts.append(to_target(history.evaluations, recipe.fixed.target)["samples_to_target"])
     return counts
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from weft.engines.executor_blame import blame_operator
 from weft.engines.recorded_run import Piece, RecordedRun, cast_state, compute_piece
@@ -150,7 +151,7 @@ def _of_one_step(found: Sequence[Piece], expected: Sequence[Piece], limit: float
     assert len(found) == len(expected)
     for own, other in zip(found, expected, strict=True):
         for name, tensor in other.results.items():
-            error, place = relative_error(own.results[name], tensor)
+            error, place = _error(own.results[name], tensor, limit)
             yield _Comparison(f"{name}{place}", error, limit, other)
         sizes = [float(g.abs().max()) for g in other.gradients.values() if g is not None and g.numel()]
         floor = FLOOR * max(sizes, default=0.0) if limit > 0 else 0.0
@@ -159,7 +160,7 @@ def _of_one_step(found: Sequence[Piece], expected: Sequence[Piece], limit: float
             if mine is None or theirs is None:
                 error, place = (0.0 if mine is theirs else float("inf")), ""
             else:
-                error, place = relative_error(mine, theirs, floor)
+                error, place = _error(mine, theirs, limit, floor)
             yield _Comparison(f"gradient {name}{place}", error, limit, other)
 
 
@@ -167,13 +168,20 @@ def _of_all_steps(run: RecordedRun, reference: RecordedRun, last: Piece, limit: 
     mine = run.tensors()
     if limit == 0:
         for name, tensor in reference.tensors().items():
-            error, place = relative_error(mine[name], tensor)
+            error, place = _error(mine[name], tensor, limit)
             yield _Comparison(f"parameter {name}{place}", error, limit, last)
         return
     error = abs(run.last_loss - reference.last_loss) / abs(reference.last_loss)
     yield _Comparison("loss of a training of its own", error, DRIFT * limit, last)
     error = _distance(run.state.model, reference.state.model)
     yield _Comparison("vector of all parameters of a training of its own", error, DRIFT * limit, last)
+
+
+def _error(found: Tensor, expected: Tensor, limit: float, floor: float = 0.0) -> tuple[float, str]:
+    """Where every bit counts, so does the type."""
+    if limit == 0 and found.dtype != expected.dtype:
+        return float("inf"), ""
+    return relative_error(found, expected, floor)
 
 
 def _distance(found: State, expected: State) -> float:

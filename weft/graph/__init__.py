@@ -2,9 +2,20 @@
 
 from weft.graph.blame import Difference, first_difference, relative_error
 from weft.graph.capture import Step, capture
+from weft.graph.collectives import StartAllReduce, all_reduce, start_all_reduce, use_collectives, wait
 from weft.graph.define_by_run import Recording, record
 from weft.graph.drawing import svg_of
 from weft.graph.eager import EagerExecutor
+from weft.graph.edits import (
+    add_input,
+    add_operator,
+    add_output,
+    remove_input,
+    remove_operator,
+    remove_output,
+    replace_operator,
+    replace_variable,
+)
 from weft.graph.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
 from weft.graph.extension import extend, grad, replace_gradient, update_state
 from weft.graph.fusion import fuse, regions_of, unfuse
@@ -49,6 +60,7 @@ __all__ = [
     "ReferenceExecutor",
     "Rule",
     "Size",
+    "StartAllReduce",
     "State",
     "Step",
     "TapeProgram",
@@ -57,6 +69,10 @@ __all__ = [
     "Update",
     "Variable",
     "WholeStep",
+    "add_input",
+    "add_operator",
+    "add_output",
+    "all_reduce",
     "build_sized",
     "capture",
     "check_graph",
@@ -74,13 +90,21 @@ __all__ = [
     "record",
     "regions_of",
     "relative_error",
+    "remove_input",
+    "remove_operator",
+    "remove_output",
     "replace_gradient",
+    "replace_operator",
+    "replace_variable",
     "rewrite",
     "save_graph",
+    "start_all_reduce",
     "svg_of",
     "text_of",
     "training_step",
     "unfuse",
     "update_state",
     "updating_step",
+    "use_collectives",
+    "wait",
 ]

@@ -157,8 +157,10 @@ def _difference(graph: Graph, node: fx.Node, found: Any, expected: Any, toleranc
 def relative_error(found: Tensor, expected: Tensor, floor: float = 0.0) -> tuple[float, str]:
     """The largest difference over the largest expected value (or `floor`, if that is more), and its index.
 
-    Two values that are both NaN, or the same infinity, do not differ.
+    Two values that are both NaN, or the same infinity, do not differ; two of different shape differ without end.
     """
+    if found.shape != expected.shape:
+        return float("inf"), ""
     if expected.numel() == 0 or torch.equal(found, expected):
         return 0.0, ""
     found, expected = found.detach().double(), expected.detach().double()

@@ -9,7 +9,7 @@
 Variables are given as objects, `graph.variables["mm"]`, among literals: `add_operator(g, aten.mul.Tensor, mm, 2)`.
 """
 
-from collections.abc import Callable
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -49,9 +49,16 @@ def add_operator(
 
     Raises:
         GraphError: not an operator, or one that writes in place; or these arguments are not for it.
+
+    >>> from weft.graph.capture import capture
+    >>> graph = capture(lambda state, batch: (batch + 1, state), (), torch.ones(2))
+    >>> graph, twice = add_operator(graph, torch.ops.aten.mul.Tensor, graph.variables["add"], 2)
+    >>> twice.target, twice.outputs[0].shape
+    ('aten.mul.Tensor', (2,))
     """
     edited = graph.edited()
     node = _insert(edited, target, args, kwargs, before=edited.nodes.output_node(), name=name)
+    _add_items(edited, node)
     node.meta |= {"is_backward": False, "in_grad_mode": False, "line": line}
     after = _checked(edited)
     return after, _operator(after, node.name)
@@ -64,13 +71,13 @@ def remove_operator(graph: Graph, name: str) -> Graph:
     """
     edited = graph.edited()
     node = _find(edited, _operator(graph, name).name)
-    if is_random(node) or is_collective(node):
-        raise GraphError(f"operator draws random numbers or talks to other ranks, and must stay ({name})")
-    readers = [reader for output in (node, *node.users) for reader in output.users if not _is_item(reader)]
+    _refuse_to_lose(node)
+    items = [user for user in node.users if user.target is operator.getitem]
+    readers = [reader for output in (node, *items) for reader in output.users if reader not in items]
     if readers:
         found = ", ".join(dict.fromkeys("a result" if reader.op == "output" else reader.name for reader in readers))
         raise GraphError(f"operator is read ({name}, by: {found}); replace it, or remove those first")
-    for item in list(node.users):
+    for item in items:
         edited.nodes.erase_node(item)
     edited.nodes.erase_node(node)
     return _checked(edited)
@@ -80,11 +87,10 @@ def replace_operator(graph: Graph, name: str, target: Any, *args: Any, **kwargs:
     """The graph with another call in the place of one. Its outputs have the shapes and types of those replaced."""
     edited = graph.edited()
     old = _find(edited, _operator(graph, name).name)
-    if is_random(old) or is_collective(old):
-        raise GraphError(f"operator draws random numbers or talks to other ranks, and must stay ({name})")
+    _refuse_to_lose(old)
     new = _insert(edited, target, args, kwargs, before=old)
     new.meta |= {key: value for key, value in old.meta.items() if key != "val"}
-    _check_same(old.meta["val"], new.meta["val"], name)
+    _check_same(old, new)
     old.replace_all_uses_with(new)
     edited.nodes.erase_node(old)
     return _checked(edited)
@@ -94,7 +100,7 @@ def replace_variable(graph: Graph, old: Variable, new: Variable) -> Graph:
     """The graph in which whoever read `old`, a result too, reads `new`, which has its shape and type."""
     edited = graph.edited()
     before, after = _find(edited, old.name), _find(edited, new.name)
-    _check_same(before.meta["val"], after.meta["val"], old.name)
+    _check_same(before, after)
     before.replace_all_uses_with(after, delete_user_cb=lambda user: user is not after)
     return _checked(edited)
 
@@ -106,10 +112,11 @@ def add_input(graph: Graph, path: str, like: Tensor) -> tuple[Graph, Variable]:
     edited = graph.edited()
     place = len(edited.placeholders)
     first = next(node for node in edited.nodes.nodes if node.op != "placeholder")
-    mode = mode_of(node.meta["val"] for node in edited.placeholders)
+    mode = mode_of(node.meta["val"] for node in edited.nodes.nodes if isinstance(node.meta.get("val"), Tensor))
+    assert mode is not None, "a graph that was captured has fake tensors"
     with edited.nodes.inserting_before(first):
         node = edited.nodes.placeholder("".join(c if c.isalnum() else "_" for c in path.partition(".")[2]))
-    node.meta["val"] = like.detach() if mode is None else mode.from_tensor(like.detach(), static_shapes=True)
+    node.meta["val"] = mode.from_tensor(like.detach(), static_shapes=True)
     after = _checked(replace(edited, arguments=put(edited.arguments, path, place)))
     return after, after.variables[node.name]
 
@@ -126,7 +133,7 @@ def remove_input(graph: Graph, path: str) -> Graph:
     remaining = drop(edited.arguments, path)
     if places[path] not in [leaf for _, leaf in paths_of(remaining)]:
         edited.nodes.erase_node(node)
-        remaining = _renumbered(remaining)
+        remaining = _numbered_anew(remaining)
     return _checked(replace(edited, arguments=remaining))
 
 
@@ -150,35 +157,86 @@ def remove_output(graph: Graph, path: str) -> Graph:
     kept = sorted({leaf for _, leaf in paths_of(remaining)})
     results = edited.result_nodes
     edited.nodes.output_node().args = (tuple(results[leaf] for leaf in kept),)
-    return _checked(replace(edited, results=_renumbered(remaining)))
+    return _checked(replace(edited, results=_numbered_anew(remaining)))
 
 
 def _insert(graph: Graph, target: Any, args: Any, kwargs: Any, *, before: fx.Node, name: str = "") -> fx.Node:
-    """A call with its shape and type noted, from what it is given."""
+    """A call with its shape and type noted, which follow from what it is given."""
     schema = schema_of(target)
     if schema is None or schema.is_mutable:
-        raise GraphError(f"not an operator that makes something new ({target}); name one of torch.ops, overload too")
+        raise GraphError(f"not an operator that makes something new ({target}); name one of torch.ops, with overload")
     nodes = {node.name: node for node in graph.nodes.nodes}
-    given = _translated((args, kwargs), lambda variable: _known(nodes, variable.name))
-    values = _translated((args, kwargs), lambda variable: _known(nodes, variable.name).meta["val"])
+    given = _in_nodes((args, kwargs), nodes)
     with graph.nodes.inserting_before(before):
         node = graph.nodes.create_node("call_function", target, *given, name=name or schema.name.partition("::")[2])
-        node.meta["val"] = _made(graph, target, *values)
-        if isinstance(node.meta["val"], (tuple, list)):
-            for i, value in enumerate(node.meta["val"]):
-                graph.nodes.call_function(_ITEM, (node, i)).meta["val"] = value
+    node.meta["val"] = _made(graph, node)
     return node
 
 
-def _made(graph: Graph, target: Any, args: Any, kwargs: Any) -> Any:
-    likes = [node.meta["val"] for node in graph.placeholders]
+def _in_nodes(value: Any, nodes: dict[str, fx.Node]) -> Any:
+    """Arguments with every variable replaced by its node."""
+    if isinstance(value, Variable):
+        if value.name not in nodes:
+            raise GraphError(f"no such variable in this graph ({value.name}); {nearest(value.name, nodes)}")
+        return nodes[value.name]
+    if isinstance(value, (tuple, list)):
+        parts = [_in_nodes(part, nodes) for part in value]
+        return tuple(parts) if isinstance(value, tuple) else parts
+    return {key: _in_nodes(part, nodes) for key, part in value.items()} if isinstance(value, dict) else value
+
+
+def _made(graph: Graph, node: fx.Node) -> Any:
+    likes = [placeholder.meta["val"] for placeholder in graph.placeholders]
     sizes = {size: likes[place].shape[dim] for size, (place, dim) in graph.sizes.items()}
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
     args, kwargs = resolved((args, kwargs), sizes)
-    mode = mode_of(likes)
+    mode = mode_of(source.meta["val"] for source in graph.nodes.nodes if isinstance(source.meta.get("val"), Tensor))
+    assert mode is not None, "a graph that was captured has fake tensors"
     try:
-        if mode is None:
-            return target(*args, **kwargs)
         with mode, torch.no_grad():
-            return runner_of(mode)(target, *args, **kwargs)
+            return runner_of(mode)(node.target, *args, **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
-        raise GraphError(f"operator cannot be called with this ({target}: {error})") from error
+        raise GraphError(f"operator cannot be called with this ({node.target}: {error})") from error
+
+
+def _add_items(graph: Graph, node: fx.Node) -> None:
+    """Of a call with several outputs, each is a variable."""
+    if isinstance(node.meta["val"], (tuple, list)):
+        with graph.nodes.inserting_after(node):
+            for i, value in reversed(list(enumerate(node.meta["val"]))):
+                graph.nodes.call_function(operator.getitem, (node, i)).meta["val"] = value
+
+
+def _operator(graph: Graph, name: str) -> Operator:
+    known = {made.name: made for made in graph.operators}
+    if name not in known:
+        raise GraphError(f"no such operator ({name}); {nearest(name, known)}")
+    return known[name]
+
+
+def _find(graph: Graph, name: str) -> fx.Node:
+    node: fx.Node = _in_nodes(Variable(name, None, (), None, "forward"), {n.name: n for n in graph.nodes.nodes})
+    return node
+
+
+def _refuse_to_lose(node: fx.Node) -> None:
+    if is_random(node) or is_collective(node):
+        raise GraphError(f"operator draws random numbers or talks to other ranks, and must stay ({node.name})")
+
+
+def _check_same(old: fx.Node, new: fx.Node) -> None:
+    was, becomes = spec_of(old.meta["val"]), spec_of(new.meta["val"])
+    if was != becomes:
+        raise GraphError(f"replacement is of another shape or type ({old.name}: {was}, becomes: {becomes})")
+
+
+def _numbered_anew(tree: Tree) -> Tree:
+    """The leaves that are left, numbered without gaps in the order they had."""
+    places = list(paths_of(tree))
+    order = {leaf: i for i, leaf in enumerate(sorted({leaf for _, leaf in places}))}
+    return relabel(tree, {path: order[leaf] for path, leaf in places})
+
+
+def _checked(graph: Graph) -> Graph:
+    check_graph(graph)
+    return graph

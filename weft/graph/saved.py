@@ -40,6 +40,8 @@ _NEW_IN_2: Mapping[str, Any] = {"sizes": {}, "conditions": [], "bodies": {}}
 _KEYS = {"format", "version", "torch", "constants_sha256", "bodies", *GRAPH_KEYS}
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+_COLLECTIVES = ("weft.all_reduce.default", "weft.wait.default")
+
 # Beside those that PyTorch calls core. All are pure functions of tensors; none touches a file.
 _KNOWN = frozenset(
     """
@@ -159,12 +161,13 @@ def _find_operator(dotted: str, also: Collection[str]) -> Any:
     if not all(map(_IDENTIFIER.fullmatch, (namespace, name, overload))):
         raise GraphError(f"not the name of an operator ({dotted!r})")
     packet: Any = None
-    if namespace == "aten" or dotted in OPERATORS or dotted in also:
+    is_ours = dotted in OPERATORS or dotted in _COLLECTIVES
+    if namespace == "aten" or is_ours or dotted in also:
         packet = getattr(getattr(torch.ops, namespace), name, None)
     if packet is None or overload not in packet.overloads():
         raise GraphError(f"operator is not known here ({dotted}); name it in also= if you trust the graph")
     assert packet is not None
     is_core = any(torch.Tag.core in getattr(packet, each).tags for each in packet.overloads())
-    if dotted not in also and dotted not in OPERATORS and name not in _KNOWN and not is_core:
+    if dotted not in also and not is_ours and name not in _KNOWN and not is_core:
         raise GraphError(f"operator is not one that a saved graph may call ({dotted}); name it in also=")
     return getattr(packet, overload)

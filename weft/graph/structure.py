@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.errors import GraphError
 
-__all__ = ["Tree", "fill", "flatten", "paths_of", "pick", "relabel"]
+__all__ = ["Tree", "drop", "fill", "flatten", "paths_of", "pick", "put", "relabel"]
 
 Tree = tuple[str, Any]
 
@@ -122,3 +122,36 @@ def relabel(tree: Tree, labels: Mapping[str, int], path: str = "") -> Tree:
     pairs = content if kind == "dict" else tuple(enumerate(content))
     parts = [(key, relabel(part, labels, f"{path}.{key}" if path else str(key))) for key, part in pairs]
     return kind, tuple(parts) if kind == "dict" else tuple(part for _, part in parts)
+
+
+def put(tree: Tree, path: str, leaf: int) -> Tree:
+    """The tree with one more leaf, at a new key of a dict.
+
+    >>> put(("dict", (("a", ("leaf", 0)),)), "b.c", 1)
+    ('dict', (('a', ('leaf', 0)), ('b', ('dict', (('c', ('leaf', 1)),)))))
+    """
+    kind, content = tree
+    first, _, rest = path.partition(".")
+    if kind != "dict":
+        raise GraphError(f"something can be added to a dict only (at: {path}, found: {kind})")
+    before = dict(content)
+    if not rest and first in before:
+        raise GraphError(f"there is something already (at: {path}); choose another name")
+    part = put(before.get(first, ("dict", ())), rest, leaf) if rest else ("leaf", leaf)
+    return kind, tuple({**before, first: part}.items())
+
+
+def drop(tree: Tree, path: str) -> Tree:
+    """The tree without a leaf, which stands in a dict; a dict that it leaves empty stays.
+
+    >>> drop(("dict", (("a", ("leaf", 0)), ("b", ("leaf", 1)))), "a")
+    ('dict', (('b', ('leaf', 1)),))
+    """
+    kind, content = tree
+    first, _, rest = path.partition(".")
+    if kind != "dict":
+        raise GraphError(f"something can be taken out of a dict only (at: {path}, found: {kind})")
+    parts = {key: drop(part, rest) if key == first and rest else part for key, part in content}
+    if not rest:
+        del parts[first]
+    return kind, tuple(parts.items())

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from weft.errors import GraphError
 from weft.graph.graph import Graph, is_random
 from weft.graph.recording import runner_of
+from weft.graph.roles import is_collective
 from weft.graph.sizes import Size, resolved, sizes_in, spec_of
 from weft.graph.structure import paths_of
 from weft.torch_private import schema_of
@@ -18,6 +19,7 @@ __all__ = ["RULES", "check_graph", "check_pass", "check_shapes"]
 
 Rule = Callable[[Graph], Iterator[str]]
 
+_START, _WAIT = "weft.all_reduce.default", "weft.wait.default"
 _LITERALS = (bool, int, float, complex, str, Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -29,7 +31,8 @@ def check_graph(graph: Graph) -> None:
 
 
 def check_pass(before: Graph, after: Graph) -> None:
-    """A pass gives a valid graph with the same arguments and results, which draws the same random numbers."""
+    """A pass gives a valid graph with the same arguments and results, which draws the same random numbers, and talks to
+    other ranks as before."""
     check_graph(after)
     if (before.arguments, before.results) != (after.arguments, after.results):
         raise GraphError("pass changed the arguments or the results of the graph")
@@ -39,6 +42,9 @@ def check_pass(before: Graph, after: Graph) -> None:
         raise GraphError("pass changed the shape or type of an argument")
     if _specs(before.result_nodes) != _specs(after.result_nodes):
         raise GraphError("pass changed the shape or type of a result")
+    calls = [[(str(n.target), n.args[1:]) for n in graph.nodes.nodes if is_collective(n)] for graph in (before, after)]
+    if calls[0] != calls[1]:
+        raise GraphError("pass removed, added or moved an operator that talks to other ranks")
     draws = [[str(node.target) for node in graph.nodes.nodes if is_random(node)] for graph in (before, after)]
     if draws[0] != draws[1]:
         raise GraphError("pass removed, added or moved an operator that draws random numbers")
@@ -170,6 +176,16 @@ def _new_state(graph: Graph) -> Iterator[str]:
             yield f"{first} and {path} are one tensor and become two"
 
 
+def _promises(graph: Graph) -> Iterator[str]:
+    """What was started with other ranks is waited for once, and read by nobody before."""
+    for node in graph.nodes.nodes:
+        readers = [str(user.target) for user in node.users]
+        if str(node.target) == _START and readers != [_WAIT]:
+            yield f"{node.name} is to be waited for once (readers: {', '.join(readers) or 'none'})"
+        if str(node.target) == _WAIT and not (isinstance(node.args[0], fx.Node) and str(node.args[0].target) == _START):
+            yield f"{node.name} waits for what was not started ({node.args[0]})"
+
+
 def _sizes(graph: Graph) -> Iterator[str]:
     """A named size is a dimension of an argument."""
     for node in graph.nodes.nodes:
@@ -191,6 +207,7 @@ RULES: tuple[Rule, ...] = (
     _results,
     _new_state,
     _sizes,
+    _promises,
 )
 
 

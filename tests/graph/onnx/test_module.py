@@ -1,5 +1,6 @@
 """ONNX models as modules: trained further, captured, and refused with a reason."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from weft.errors import CorruptFileError, GraphError
 from weft.graph import EagerExecutor, GraphExecutor
-from weft.graph.onnx import OnnxModule, from_onnx, load, to_onnx
+from weft.graph.onnx import IMPORTS, OnnxModule, from_onnx, load, to_onnx
 from weft.specs import Batch
 
 
@@ -106,3 +107,9 @@ def test_names_that_clash_are_kept_apart() -> None:
     for name in ("a.b", "a/b", "forward"):
         model.graph.initializer.append(helper.make_tensor(name, TensorProto.FLOAT, [1], [1.0]))
     assert len(dict(from_onnx(model).named_parameters())) == 3
+
+
+def test_the_documentation_lists_the_table() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "onnx.md").read_text(encoding="utf-8")
+    listed = re.findall(r"`(\w+)`", text[text.index("- element-wise:") :])
+    assert sorted(listed) == sorted(IMPORTS)

@@ -27,7 +27,7 @@ UNARY: tuple[Callable[[Tensor], Tensor], ...] = (
     torch.t,
     torch.clone,
     torch.tanh,
-    lambda x: x.view(2, 8).view(*SHAPE),
+    lambda x: x.reshape(2, 8).view(*SHAPE),
     lambda x: x.sum(0, keepdim=True).expand(*SHAPE),
     lambda x: torch.nn.functional.pad(x[:3], (0, 0, 0, 1)),
     lambda x: torch.nn.functional.layer_norm(x, (4,)),

@@ -91,7 +91,13 @@ def num_repeated(num_steps: int, checkpoints: int) -> int:
 def draw_schedule(num_steps: int, checkpoints: int) -> str:
     """The picture above, for any loop.
 
-    >>> print(draw_schedule(8, 2))
+    >>> print(draw_schedule(4, 1))
+    step       0  1  2  3
+    forward    o  >  >  o
+                        <
+               o  o  <
+                  <
+               <
     """
     kept = {0, *first_checkpoints(num_steps, checkpoints)}
     rows = [f"step     {''.join(f'{step:3}' for step in range(num_steps))}"]

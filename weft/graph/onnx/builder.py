@@ -1,6 +1,6 @@
 """Nodes of an ONNX graph, added one after the other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from weft.graph.onnx.types import onnx_type
 
-__all__ = ["OPSET", "Builder", "Input"]
+__all__ = ["OPSET", "Builder", "Export", "Input", "value_of"]
 
 OPSET = 20
 """Gelu came in 20; ONNX Runtime reads newer ones too."""
@@ -20,6 +20,17 @@ IR_VERSION = 10
 
 Input = fx.Node | str | None
 """A node of the captured graph, a name in the ONNX graph, or an input that is left out."""
+
+
+Export = Callable[..., str | Sequence[str | None]]
+"""`(builder, node, *args, **kwargs)` adds nodes for one operator, with the arguments of ATen, and names its outputs."""
+
+
+def value_of(node: fx.Node) -> Tensor:
+    """What is known of a node's value, of the first where there are several: its type and shape."""
+    value = node.meta["val"]
+    first: Tensor = value[0] if isinstance(value, (tuple, list)) else value
+    return first
 
 
 class Builder:

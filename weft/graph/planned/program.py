@@ -48,8 +48,8 @@ class PlannedProgram(AbstractProgram):
             raise GraphError(f"memory cannot be planned for named sizes ({', '.join(graph.sizes)}); use Program")
         places = places_of(graph, terms)
         order = early_updates(graph, places.replaced.keys(), places.guard)
-        returned = [node for node in places.returned if node is not None and node not in places.replaced]
-        homes = plan_homes(order, places.replaced, [*returned, *places.sunk])
+        returned = [node for node in (*places.returned, *places.sunk) if node is not None]
+        homes = plan_homes(order, places.replaced, returned)
         self.num_bytes = homes.num_bytes
         self.source = source_of(graph, places, order, homes)
         self.file = keep_source(self.source, folder or code_folder())

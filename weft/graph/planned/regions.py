@@ -9,7 +9,7 @@ from torch import Tensor
 from weft.graph.fusion import Region, compile_region
 from weft.torch_private import compile_with_inductor
 
-__all__ = ["compile_into"]
+__all__ = ["compile_into", "kept_apart"]
 
 Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
 
@@ -40,10 +40,10 @@ def _compiled(region: Region, into: tuple[tuple[int, int], ...], _num_threads: i
         return [value for i, value in enumerate(made) if i not in places]
 
     function, _ = compile_with_inductor(run, likes)
-    return function if len(into) == len(outputs) else _kept_apart(function)
+    return function if len(into) == len(outputs) else kept_apart(function)
 
 
-def _kept_apart(function: Compiled) -> Compiled:
+def kept_apart(function: Compiled) -> Compiled:
     """A compiler may return one piece of memory twice, or an input's own; then the second is copied."""
 
     def call(given: list[Tensor]) -> Sequence[Tensor]:

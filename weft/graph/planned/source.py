@@ -7,7 +7,7 @@ def bind(kept, memory, constants):      tensors that stay, the arena
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from torch import Tensor, fx
@@ -181,8 +181,8 @@ class _Writer:
         for name in self._places.sunk.get(node, ()):
             self.each.append(f"sink({name!r}, {self._given_away(node, name)})")
         if node is self._places.guard:
-            there = {*self._order[: number + 1], *self._places.replaced}
-            results = [self._result(result if result in there else None) for result in self._places.returned]
+            there = set(self._order[: number + 1])
+            results = [self._result(place, there) for place in range(len(self._places.returned))]
             self.each.append(f"if not is_finite({self.name(node)}):")
             self.each.append(f"    return [{', '.join(results)}]")
         done = [name for name in self._readers.pop(number, ()) if name not in self._static]
@@ -204,7 +204,7 @@ class _Writer:
         """New state that is not in its place yet is copied there, but for what was to be returned as it was."""
         left = [(old, new) for old, new in self._places.replaced.items() if self.name(old) != self.name(new)]
         changing = {old for old, _ in left}
-        results = f"[{', '.join(map(self._result, self._places.returned))}]"
+        results = f"[{', '.join(map(self._result, range(len(self._places.returned))))}]"
         if not left:
             self.each.append(f"return {results}")
             return
@@ -217,10 +217,15 @@ class _Writer:
             self.each.append(f"{self.name(old)}.copy_({value})")
         self.each.append("return results")
 
-    def _result(self, node: fx.Node | None) -> str:
-        if node is None:
+    def _result(self, place: int, there: Collection[fx.Node] | None = None) -> str:
+        """One result as text; one that is not there yet is None. Old state that is shown is copied before it goes."""
+        node = self._places.in_place.get(place)
+        if node is not None:
+            return self.name(node)
+        node = self._places.returned[place]
+        if node is None or (there is not None and node not in there):
             return "None"
-        is_state = node not in self._places.replaced and self._owners[node] & self._places.replaced.keys()
+        is_state = self._owners[node] & self._places.replaced.keys()
         return f"copy({self.name(node)})" if is_state else self.name(node)
 
     def _literal(self, value: Any) -> str:

@@ -35,8 +35,8 @@ class Places:
     Args:
         kept: numbers of the inputs that stay.
         replaced: each input that is written over, and what it becomes.
-        returned: for every result, the node whose value it is: an input that was written over is its own result, and
-            what went to the sink is None.
+        returned: for every result, the node whose value it is; None for what goes to the sink or is in place.
+        in_place: the results that are an input, after it was written over.
         sunk: the names under which a node's value goes to the sink.
         guard: the node that must be finite.
     """
@@ -44,6 +44,7 @@ class Places:
     kept: tuple[int, ...]
     replaced: Mapping[fx.Node, fx.Node]
     returned: tuple[fx.Node | None, ...]
+    in_place: Mapping[int, fx.Node]
     sunk: Mapping[fx.Node, tuple[str, ...]]
     guard: fx.Node | None
 
@@ -58,6 +59,7 @@ def places_of(graph: Graph, terms: Terms) -> Places:
     prefix = f"outputs.{terms.sunk}."
     replaced: dict[fx.Node, fx.Node] = {}
     returned: list[fx.Node | None] = list(results)
+    in_place: dict[int, fx.Node] = {}
     sunk: dict[fx.Node, tuple[str, ...]] = {}
     for place, found in paths.items():
         if terms.sunk and (names := tuple(p.removeprefix(prefix) for p in found if p.startswith(prefix))):
@@ -68,9 +70,10 @@ def places_of(graph: Graph, terms: Terms) -> Places:
         replaced.update(dict.fromkeys(olds, results[place]))
         # What is also returned elsewhere, or replaces two, cannot be the memory of one.
         if len(olds) == 1 and all(_is_under(path, terms.replaced) for path in found):
-            (returned[place],) = olds
+            (in_place[place],) = olds
+            returned[place] = None
     guard = next((results[place] for place, found in paths.items() if f"outputs.{terms.guard}" in found), None)
-    return Places(tuple(sorted(kept)), replaced, tuple(returned), sunk, guard)
+    return Places(tuple(sorted(kept)), replaced, tuple(returned), in_place, sunk, guard)
 
 
 def _is_under(path: str, beginnings: tuple[str, ...]) -> bool:

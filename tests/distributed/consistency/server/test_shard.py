@@ -120,7 +120,7 @@ def test_a_shard_is_restored_with_its_momentum() -> None:
 def test_weights_under_way_are_left_as_they_are() -> None:
     shard = make_shard()
     sent = shard.weights[0]
-    shard.renew()
+    shard.move_to([torch.empty(3), torch.empty(2)])
     shard.commit([give()])
     assert sent.tolist() == [0.0] * 3
     assert shard.weights[0].tolist() == [-1.0] * 3
@@ -129,7 +129,7 @@ def test_weights_under_way_are_left_as_they_are() -> None:
 def test_any_optimizer_of_torch_can_serve() -> None:
     shard = Shard([torch.ones(2)], TorchOptimizer(torch.optim.NAdam, lr=0.1), rate="full", num_workers=1)
     shard.commit([Contribution(0, 0, 0, 1.0, 0.1, (torch.ones(2),))])
-    shard.renew()
+    shard.move_to([torch.empty(2)])
     shard.commit([Contribution(0, 1, 1, 1.0, 0.1, (torch.ones(2),))])
     assert int(shard.state.shared.step) == 2
     assert (shard.weights[0] < 1).all()

@@ -14,10 +14,10 @@ from torch import Tensor
 from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Release
 from weft.distributed.consistency.server.journal import Journal, Summary, journal_file
 from weft.distributed.consistency.server.kept import Kept, keep, recall
+from weft.distributed.consistency.server.lent import Lent
 from weft.distributed.consistency.server.policy import AbstractPolicy
 from weft.distributed.consistency.server.protocol import InitHeader, MalformedError, PushHeader, Tag, read_int
 from weft.distributed.consistency.server.shard import Contribution, Form, Rate, Shard
-from weft.distributed.group.group import AbstractWork
 from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, Message
 from weft.errors import DeadlineError
 from weft.training.optimizers import AbstractOptimizer, OptimizerState, Shared
@@ -88,7 +88,7 @@ class _Server:
         self._spec = spec
         self._gone: set[int] = set()
         self._refused: Counter[str] = Counter()
-        self._sends: list[AbstractWork] = []
+        self._lent = Lent()
         self._early: list[Message] = []  # greetings that came before the first training
         self._training: _Training | None = None
         self._kept_at = -math.inf
@@ -252,7 +252,7 @@ class _Server:
         for decision in decisions:
             match decision:
                 case Commit(pushes):
-                    self._renew_if_under_way()
+                    self._leave_what_is_read()
                     self._shard.commit([training.pending.pop(push) for push in pushes])
                     self._keep(is_due=self._now - self._kept_at >= KEEP_SECONDS)
                 case Drop(rank, step):
@@ -283,14 +283,19 @@ class _Server:
 
     def _send(self, rank: int, tag: str, header: dict[str, object], tensors: Sequence[Tensor]) -> None:
         """Without waiting: a worker that is gone, or slow to listen, holds up nobody."""
-        self._sends = [work for work in self._sends if not work.is_done()]
-        self._sends.append(self._mailbox.start_send(rank, tag, header, tensors))
+        work = self._mailbox.start_send(rank, tag, header, tensors)
+        if tag in (Tag.WELCOME, Tag.WEIGHTS) and tensors:
+            self._lent.lend(self._shard.weights, work)
 
-    def _renew_if_under_way(self) -> None:
-        """Weights that are still being sent are left as they are, and the update is made on a copy."""
-        self._sends = [work for work in self._sends if not work.is_done()]
-        if self._sends:
-            self._shard.renew()
+    def _leave_what_is_read(self) -> None:
+        """Weights that are still being sent stay as they are, and the update is made on a copy."""
+        weights = self._shard.weights
+        if self._lent.is_read(weights):
+            self._shard.move_to(self._lent.take_free() or self._make_places(weights))
+
+    def _make_places(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Memory that workers on this host read in place."""
+        return tuple(self._mailbox.empty(tuple(weight.shape), weight.dtype) for weight in weights)
 
     def _send_state(self, rank: int) -> None:
         slots = [(int(name), slot, t) for name, own in self._shard.state.slots.items() for slot, t in own.items()]
@@ -340,8 +345,12 @@ class _Server:
         return summary
 
     def _make_training(self, header: InitHeader, weights: Sequence[Tensor], *, is_fresh: bool = True) -> _Training:
+        self._lent = Lent()
+        places = self._make_places(weights)
+        for place, weight in zip(places, weights, strict=True):
+            place.copy_(weight)
         shard = Shard(
-            weights,
+            places,
             self._spec.make_optimizer(header.fraction),
             rate=self._spec.rate,
             form=self._spec.form,

@@ -86,9 +86,10 @@ class Shard:
             tensor is None or (tensor.shape == piece.shape and tensor.dtype == piece.dtype) for tensor, piece in pairs
         )
 
-    def renew(self) -> None:
-        """Go on with copies of the weights: whoever reads the old ones may go on doing so."""
-        self._pieces = {name: tensor.clone() for name, tensor in self._pieces.items()}
+    def move_to(self, places: Sequence[Tensor]) -> None:
+        """Go on in other memory: whoever reads the weights where they are may go on doing so."""
+        for place, (name, tensor) in zip(places, self._pieces.items(), strict=True):
+            self._pieces[name] = place.copy_(tensor)
 
     def restore(self, weights: Sequence[Tensor], state: OptimizerState, version: int) -> None:
         """Go on from a snapshot."""

@@ -77,6 +77,8 @@ class ServedReplicas(AbstractReplicas):
     # Beginning.
 
     def join(self, model: State) -> None:
+        if self._links:
+            self.sum(torch.zeros(1))  # nobody begins anew before all have ended
         self._run += 1
         self._seed = next(self._seeds)
         self._model = model
