@@ -6,6 +6,7 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from weft.engines.weave import weave
     from weft.errors import WeftError
+    from weft.graph import capture, loop
     from weft.metrics.measure import Measurements, measure, measured, measurements
     from weft.metrics.metric import Rule
     from weft.specs import Plan, parse_plan
@@ -21,6 +22,8 @@ __all__ = [
     "Recipe",
     "Rule",
     "WeftError",
+    "capture",
+    "loop",
     "measure",
     "measured",
     "measurements",
@@ -38,6 +41,8 @@ _HOMES = {
     "Recipe": "weft.training.recipe",
     "Rule": "weft.metrics.metric",
     "WeftError": "weft.errors",
+    "capture": "weft.graph",
+    "loop": "weft.graph",
     "measure": "weft.metrics.measure",
     "measured": "weft.metrics.measure",
     "measurements": "weft.metrics.measure",

@@ -118,6 +118,21 @@ def condition_on_nobody(graph: Graph) -> Graph:
     return replace(graph, conditions=(Condition("gt", Size("name", ("batch",)), 3),))
 
 
+def nothing_to_wait_for(graph: Graph) -> Graph:
+    mean = call_of(graph, aten.mean.default)
+    with graph.nodes.inserting_after(mean):
+        graph.nodes.call_function(torch.ops.weft.wait.default, (mean,)).meta["val"] = mean.meta["val"]
+    return graph
+
+
+def never_waited_for(graph: Graph) -> Graph:
+    mean = call_of(graph, aten.mean.default)
+    with graph.nodes.inserting_after(mean):
+        started = graph.nodes.call_function(torch.ops.weft.all_reduce.default, (mean, "sum", "world"))
+    started.meta["val"] = mean.meta["val"]
+    return graph
+
+
 PLANTED: tuple[tuple[Callable[[Graph], Graph], str, str], ...] = (
     (unknown_kind, "is of kind call_module", "_known_kinds"),
     (moved_before_its_input, "before it is made", "_order"),
@@ -135,6 +150,8 @@ PLANTED: tuple[tuple[Callable[[Graph], Graph], str, str], ...] = (
     (result_is_a_number, "a result is no variable", "_results"),
     (state_changes_shape, "changes", "_new_state"),
     (size_of_nobody, "reads a size that no argument has", "_sizes"),
+    (nothing_to_wait_for, "waits for what was not started", "_promises"),
+    (never_waited_for, "is to be waited for once", "_promises"),
     (condition_on_nobody, "condition is on a size that no argument has", "_sizes"),
 )
 
