@@ -33,7 +33,7 @@ def batch_of(rank: int, step: int) -> Batch:
     return Batch((torch.randn(4, 3, generator=generator),), (torch.randn(4, 2, generator=generator),))
 
 
-def make_optimizer() -> Optimizer[Any]:
+def make_optimizer() -> Optimizer:
     optimizer = OPTIMIZERS["momentum"](lr=0.1)
     assert isinstance(optimizer, Optimizer)
     return optimizer

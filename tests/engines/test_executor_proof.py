@@ -10,6 +10,7 @@ from weft.errors import RecipeError, UsageError
 from weft.recipes import digits_mlp
 from weft.training.component import Component
 from weft.training.recipe import Recipe
+from weft.training.whole_step import StepInOne
 
 PLANTED = "tests.engines.planted_executors"
 
@@ -87,6 +88,15 @@ def test_a_state_that_is_not_followed_is_found_at_the_second_step() -> None:
     for tolerance in (0.0, 1e-6):
         proof = against_eager(f"{PLANTED}:stale_parameters", tolerance=tolerance)
         assert not proof.passed and proof.finding.startswith("at step 2, ")
+
+
+def test_an_update_that_is_wrong_in_the_graph_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients are right, but `weft run` has the update in the graph: that training is compared too."""
+    right = StepInOne.__call__
+    monkeypatch.setattr(StepInOne, "__call__", lambda self, *inputs: right(self, *inputs[:3], 1.01 * inputs[3]))
+    proof = against_eager("graph")
+    assert not proof.passed and proof.operator is None
+    assert proof.finding.startswith("at step 1, parameter ")
 
 
 def test_running_statistics_are_compared() -> None:

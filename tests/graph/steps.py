@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.graph import Graph, capture
-from weft.graph import training_step
+from weft.graph import Graph, capture, training_step
 
 __all__ = ["descent", "descent_inputs", "graph_of", "plain"]
 

@@ -138,3 +138,7 @@ def test_relative_errors(found: list[float], expected: list[float], error: float
 
 def test_a_floor_takes_the_place_of_a_small_scale() -> None:
     assert relative_error(torch.tensor([2e-3]), torch.tensor([1e-3]), floor=1.0)[0] == pytest.approx(1e-3)
+
+
+def test_other_shapes_differ_without_end() -> None:
+    assert relative_error(torch.ones(3), torch.ones(3, 1)) == (float("inf"), "")

@@ -27,4 +27,4 @@ def test_an_executor_for_inference_cannot_train() -> None:
 
 
 def test_the_tables_name_executors() -> None:
-    assert TOLERANCES.keys() <= EXECUTORS.keys() and FOR_INFERENCE <= EXECUTORS.keys()
+    assert TOLERANCES.keys() <= EXECUTORS.keys() and EXECUTORS.keys() >= FOR_INFERENCE
