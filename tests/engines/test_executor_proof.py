@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -92,7 +93,7 @@ def test_a_state_that_is_not_followed_is_found_at_the_second_step() -> None:
 
 def test_an_update_that_is_wrong_in_the_graph_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients are right, but `weft run` has the update in the graph: that training is compared too."""
-    right = StepInOne.__call__
+    right: Any = StepInOne.__call__
     monkeypatch.setattr(StepInOne, "__call__", lambda self, *inputs: right(self, *inputs[:3], 1.01 * inputs[3]))
     proof = against_eager("graph")
     assert not proof.passed and proof.operator is None

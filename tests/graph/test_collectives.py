@@ -86,7 +86,7 @@ def test_rewrites_leave_collectives_as_they_are() -> None:
 def without(graph: Graph, name: str) -> Graph:
     after = graph.edited()
     nodes = {node.name: node for node in after.nodes.nodes}
-    nodes[name].replace_all_uses_with(nodes[name].args[0])  # type: ignore[arg-type]
+    nodes[name].replace_all_uses_with(nodes[name].args[0])
     after.nodes.erase_node(nodes[name])
     return after
 
@@ -94,7 +94,7 @@ def without(graph: Graph, name: str) -> Graph:
 def swapped(graph: Graph) -> Graph:
     after = graph.edited()
     starts = [node for node in after.nodes.nodes if node.target is weft.all_reduce.default]
-    starts[1].prepend(starts[2].args[0])  # type: ignore[arg-type]
+    starts[1].prepend(starts[2].args[0])
     starts[1].prepend(starts[2])
     return after
 

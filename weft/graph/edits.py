@@ -166,9 +166,10 @@ def _insert(graph: Graph, target: Any, args: Any, kwargs: Any, *, before: fx.Nod
     if schema is None or schema.is_mutable:
         raise GraphError(f"not an operator that makes something new ({target}); name one of torch.ops, with overload")
     nodes = {node.name: node for node in graph.nodes.nodes}
-    given = _in_nodes((args, kwargs), nodes)
+    placed, named = _in_nodes((args, kwargs), nodes)
+    called = name or schema.name.partition("::")[2]
     with graph.nodes.inserting_before(before):
-        node = graph.nodes.create_node("call_function", target, *given, name=name or schema.name.partition("::")[2])
+        node = graph.nodes.create_node("call_function", target, placed, named, name=called)
     node.meta["val"] = _made(graph, node)
     return node
 
