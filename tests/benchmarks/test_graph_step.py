@@ -1,5 +1,6 @@
 """The harness of the graph-step benchmark: what it computes from times, and that its workers answer."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -65,7 +66,8 @@ def test_a_worker_answers_and_says_why_it_cannot(tmp_path: Path) -> None:
         worker.close()
 
 
-@pytest.mark.parametrize("system", ["eager", "graph"])
-def test_systems_train_alike(system: str) -> None:
-    losses = SYSTEMS[system](CASES["lstm, batch 4"])
-    assert [round(next(losses), 6) for _ in range(3)] == [4.174794, 4.174749, 4.174664]
+def test_systems_train_alike() -> None:
+    def losses(system: str) -> list[float]:
+        return list(itertools.islice(SYSTEMS[system](CASES["lstm, batch 4"]), 3))
+
+    assert losses("graph") == losses("eager")
