@@ -41,7 +41,7 @@ def make_optimizer() -> Optimizer:
 
 def eager(group: AbstractGroup) -> list[Any]:
     executor, optimizer = EagerExecutor(build(), LOSS), make_optimizer()
-    state, replicas = executor.initial_state(), DataParallel(group, parse_plan("dp"))
+    state, replicas = executor.initial_state(), DataParallel(group, parse_plan(f"data={group.size}"))
     replicas.join(state)
     slots = optimizer.init(state.parameters)
     for step in range(NUM_STEPS):

@@ -23,7 +23,7 @@ class ArrivalTimes:
     ...     times.open(number, now=10.0 * number)
     ...     for seconds in (1.0, 1.1, 1.2, 9.0):
     ...         times.note(number, now=10.0 * number + seconds)
-    >>> times.best()
+    >>> round(times.best(), 6)
     1.2
     """
 
