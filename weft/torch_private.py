@@ -32,6 +32,7 @@ __all__ = [
     "compile_with_inductor",
     "expression_of",
     "fake_mode",
+    "fake_of",
     "has_own_kernel",
     "hint_of",
     "in_backward",
@@ -93,6 +94,12 @@ def shares_memory(tensor: Tensor) -> bool:
 def fake_mode() -> FakeTensorMode:
     """Where tensors have shapes and no values; `from_tensor` lets one in, a tensor that came another way is refused."""
     return FakeTensorMode(allow_non_fake_inputs=False)
+
+
+def fake_of(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
+    """What `mode.from_tensor` gives, several times as fast, for a dense tensor whose memory is its own."""
+    like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return FakeTensor(mode, like, tensor.device)
 
 
 def below_autograd(operator: Callable[..., Any]) -> Callable[..., Any]:

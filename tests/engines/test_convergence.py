@@ -67,7 +67,7 @@ def test_a_wrong_averaging_weight_does_not_converge(monkeypatch: pytest.MonkeyPa
         sound(self, tensors, 0.5 * factor)
 
     monkeypatch.setattr(Parcel, "pack", shrink)
-    verdict = gate("local(4)")
+    verdict = gate("local(4)", epochs=3)
     assert not verdict.passed and verdict.samples == (math.inf,) * 5
 
 

@@ -16,6 +16,7 @@ from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement import carry_out
 from weft.engines.local import run_ranks
 from weft.engines.meeting import meet
+from weft.engines.memory import keep_freed_memory
 from weft.engines.place import Place, find_place
 from weft.engines.program import Program
 from weft.engines.serving import Service, tolerance_of, use_replicas
@@ -97,6 +98,7 @@ def _join(place: Place, make_job: Callable[[int | None], Job], *, quiet: bool) -
 
 def _train(job: Job, replicas: AbstractReplicas, *, quiet: bool) -> None:
     """Be this rank of the job. Rank 0 shows the progress of all."""
+    keep_freed_memory()
     console = error_console()
     console.quiet = replicas.rank > 0
     with use_progress(console, [f"seed {seed}" for seed in job.seeds], quiet=quiet or replicas.rank > 0) as listener:

@@ -5,18 +5,19 @@ dynamic={"batch.x": {0: "batch", 1: "length"}}    of one tensor
 dynamic={"batch": {0: "batch", 1: "length"}}      of every tensor below a place, where it has that dimension
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.errors import GraphError, nearest
 from weft.graph.graph import Graph
 from weft.graph.lines import quoted_line_on_stack
 from weft.graph.sizes import SMALLEST, Condition, Size, condition_of, places_of, shape_of
 from weft.graph.structure import Tree, paths_of
-from weft.torch_private import fake_mode, hint_of, settle_sizes, symbolic_mode
+from weft.torch_private import fake_mode, fake_of, hint_of, settle_sizes, symbolic_mode
 
 __all__ = ["Dims", "Dynamic", "conditions_of", "dims_of", "example_of", "fakes_of", "measure", "names_of"]
 
@@ -51,17 +52,17 @@ def dims_of(dynamic: Dynamic | None, arguments: Tree, leaves: Sequence[Tensor]) 
 
 def fakes_of(leaves: Sequence[Tensor], dims: Dims, arguments: Tree) -> tuple[Any, list[Tensor]]:
     """A mode and fake tensors like the leaves, in which named dimensions are symbols."""
-    if not dims:
-        mode = fake_mode()
-        return mode, [mode.from_tensor(leaf.detach()).requires_grad_(leaf.requires_grad) for leaf in leaves]
     paths = {leaf: path for path, leaf in paths_of(arguments)}
-    mode, symbols = symbolic_mode(_examples(leaves, dims, paths), quoted_line_on_stack)
+    mode, symbols = symbolic_mode(_examples(leaves, dims, paths), quoted_line_on_stack) if dims else (fake_mode(), {})
+    num_holders = Counter(leaf.untyped_storage()._cdata for leaf in leaves if leaf.layout is torch.strided)
     fakes = []
     for place, leaf in enumerate(leaves):
         if place in dims:
             sizes = [symbols[dims[place][dim]] if dim in dims[place] else n for dim, n in enumerate(leaf.shape)]
             with mode:
                 fake = torch.empty_strided(sizes, _strides(leaf, sizes), dtype=leaf.dtype, device=leaf.device)
+        elif _is_plain(leaf) and num_holders[leaf.untyped_storage()._cdata] == 1:
+            fake = fake_of(mode, leaf)
         else:
             fake = mode.from_tensor(leaf.detach(), static_shapes=True)
         fakes.append(fake.requires_grad_(leaf.requires_grad))
@@ -146,6 +147,11 @@ def _strides(leaf: Tensor, sizes: Sequence[Any]) -> list[Any]:
             raise GraphError(f"a tensor with a named size lies in memory without gaps (strides: {leaf.stride()})")
         strides[dim], step, plain = step, step * sizes[dim], plain * leaf.shape[dim]
     return strides
+
+
+def _is_plain(leaf: Tensor) -> bool:
+    is_of_torch = type(leaf) in (Tensor, nn.Parameter, nn.Buffer)
+    return is_of_torch and leaf.layout is torch.strided and not (leaf.is_conj() or leaf.is_neg())
 
 
 def _is_name(size: Any) -> bool:

@@ -34,7 +34,8 @@ class GraphExecutor(AbstractExecutor):
 
     Args:
         autocast: the type in which matrix products are computed, by torch's rules (bfloat16 on CPU); None is as it is.
-        fused: compile element-wise parts of the graph by Inductor; they may round differently.
+        fused: compile element-wise parts of the graph by Inductor, and lay images out with their channels together;
+            both may round differently.
         folder: where the generated code is kept; by default a folder of the user's cache.
         make_program: what runs a graph; by default generated Python.
     """
@@ -91,7 +92,7 @@ class GraphExecutor(AbstractExecutor):
     def _captured(self, state: State, batch: Batch, is_training: bool) -> AbstractProgram:
         self._module.train(is_training)
         make_step = training_step if is_training else inference_step
-        step = make_step(self._module, self._loss, autocast=self._autocast)
+        step = make_step(self._module, self._loss, autocast=self._autocast, channels_last=self._fused)
         return self._make_program(rewrite(capture(step, *_plain(state, batch))), "gradients")
 
     def _run(

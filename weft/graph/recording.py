@@ -11,7 +11,7 @@ share a cell, so most writes in place need no node that writes:
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,19 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.errors import GraphError
 from weft.graph.lines import quoted_line_on_stack
-from weft.graph.sizes import shape_of, size_of, strides_of
+from weft.graph.sizes import size_of
+from weft.graph.writes import (
+    DECLARED_NORM,
+    FILL_MEMORY,
+    NORM,
+    PURE_NORM,
+    is_alike,
+    is_write,
+    looked_at,
+    twin_of,
+    with_defaults,
+    written_by,
+)
 from weft.torch_private import (
     DispatchMode,
     call_for_any_size,
@@ -43,10 +55,7 @@ Annotate = Callable[[fx.Node, bool], None]
 _COPY = aten.lift_fresh_copy.default
 _SAME_VALUE = (aten.detach.default, aten.alias.default)
 _NO_VALUE = (torch.ops.prim.device.default, aten.size.default, aten.stride.default, aten.storage_offset.default)
-_NORM, _DECLARED_NORM = aten.native_batch_norm.default, aten._native_batch_norm_legit.default
-_PURE_NORM = aten._native_batch_norm_legit_functional.default
-_FILL_MEMORY = aten.bernoulli_.float
-_PURE_TWINS = {_FILL_MEMORY: aten.bernoulli.p}
+_NUMBERS = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 @dataclass(eq=False)
@@ -164,17 +173,17 @@ class Recorder(DispatchMode):
             raise GraphError(f"step calls what a graph cannot hold ({func}, {where}); write it with operators")
         if func in (aten.lift_fresh.default, aten.lift.default):
             return self._constant(args[0], is_copied=func is aten.lift_fresh.default)
-        if schema_of(func).is_mutable or _is_norm_that_writes(func, args):
+        if is_write(func, args):
             return self._write(func, args, kwargs)
         return self._record(func, args, kwargs)
 
     def _record(self, func: Any, args: Any, kwargs: Any) -> Any:
         node = self._node(func, args, kwargs)
         made = self._run(func, *args, **kwargs)
-        if isinstance(made, (bool, int, float, complex)):  # which Python goes on with as a literal
+        if isinstance(made, _NUMBERS):  # which Python goes on with, and passes on as a literal
             self.nodes.erase_node(node)
             return made
-        views = [self.cell(arg).root for arg in _looked_at(func, args, kwargs)]
+        views = [self.cell(arg).root for arg in looked_at(func, args, kwargs)]
         for view in views:
             view.is_viewed = True
         self._bind(node, made, views[0] if views else None)
@@ -194,27 +203,27 @@ class Recorder(DispatchMode):
         return made
 
     def _write(self, func: Any, args: Any, kwargs: Any) -> Any:
-        written = [self.cell(tensor) for tensor in _written(func, args, kwargs)]
+        written = [self.cell(tensor) for tensor in written_by(func, args, kwargs)]
         for cell in written:
             cell.root.is_written = True
-        twin = _twin(func) if self._resolve and not any(c.base or c.is_viewed for c in written) else None
-        args = _with_defaults(func, args) if func in _PURE_TWINS else args
-        if twin is _PURE_NORM:
+        twin = twin_of(func) if self._resolve and not any(c.base or c.is_viewed for c in written) else None
+        if twin is PURE_NORM:
             return self._write_norm(args, written)
-        if twin is not None and len(written) == 1 and _is_alike(self._run(twin, *args, **kwargs), args[0]):
-            node = self._node(twin, args, kwargs)
-            node.meta["fills_memory"] = func is _FILL_MEMORY
+        given = with_defaults(func, args)
+        if twin is not None and len(written) == 1 and is_alike(self._run(twin, *given, **kwargs), args[0]):
+            node = self._node(twin, given, kwargs)
+            node.meta["fills_memory"] = func is FILL_MEMORY
             made = self._run(func, *args, **kwargs)
             self._noted(node, self._keep(made))
             written[0].node = node
             self._track(made, written[0])
             return made
-        return self._write_as_it_is(_DECLARED_NORM if func is _NORM else func, args, kwargs)
+        return self._write_as_it_is(DECLARED_NORM if func is NORM else func, args, kwargs)
 
     def _write_norm(self, args: Any, statistics: list[Cell]) -> Any:
         """Batch norm, with the running statistics as further outputs."""
-        node = self._node(_PURE_NORM, args, {})
-        made = self._run(_NORM, *args)
+        node = self._node(PURE_NORM, args, {})
+        made = self._run(NORM, *args)
         values = (*made, args[3], args[4])
         self._bind(node, values, None, statistics)
         return made
@@ -222,9 +231,9 @@ class Recorder(DispatchMode):
     def _write_as_it_is(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.num_unresolved += 1
         node = self._node(func, args, kwargs)
-        node.meta["fills_memory"] = func is _FILL_MEMORY
+        node.meta["fills_memory"] = func is FILL_MEMORY
         made = self._run(func, *args, **kwargs)
-        written = list(_written(func, args, kwargs))
+        written = list(written_by(func, args, kwargs))
         if isinstance(made, Tensor) and any(made is tensor for tensor in written):
             self._noted(node, self._keep(made))
             self.cell(made).node = node
@@ -241,8 +250,9 @@ class Recorder(DispatchMode):
         if isinstance(value, Tensor):
             return self.cell(value).node
         if isinstance(value, (tuple, list)):
-            return type(value)(map(self._recorded, value)) if type(value) in (tuple, list) else list(value)
-        if isinstance(value, torch.SymInt):
+            parts = list(map(self._recorded, value))
+            return tuple(parts) if type(value) is tuple else parts
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
             return size_of(value)
         return value
 
@@ -278,57 +288,3 @@ class Recorder(DispatchMode):
 def lifted(constants: Mapping[str, Tensor]) -> Callable[[str], Tensor]:
     """Constants of another graph, which a recorder that is at work keeps as its own."""
     return lambda name: aten.lift.default(constants[name])
-
-
-def _is_norm_that_writes(func: Any, args: Any) -> bool:
-    """native_batch_norm writes its running statistics and does not say so; its twins do, and compute the same."""
-    return func is _NORM and args[3] is not None and bool(args[5])
-
-
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    if func is _NORM:
-        yield from args[3:5]
-        return
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            yield from value if isinstance(value, (tuple, list)) else [value] if value is not None else []
-
-
-def _looked_at(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """The arguments whose memory a result may share."""
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            yield from value if isinstance(value, (tuple, list)) else [value] if value is not None else []
-
-
-def _twin(func: Any) -> Any:
-    """The operator that gives as a new value what `func` writes to its first argument; None if there is none."""
-    if func is _NORM:
-        return _PURE_NORM
-    if func in _PURE_TWINS:
-        return _PURE_TWINS[func]
-    namespace, _, name = func._schema.name.partition("::")
-    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None) if name.endswith("_") else None
-    overload = func._overloadname
-    if packet is None or overload not in packet.overloads():
-        return None
-    twin = getattr(packet, overload)
-    same = [a.name for a in twin._schema.arguments] == [a.name for a in func._schema.arguments]
-    return twin if same and not twin._schema.is_mutable and len(twin._schema.returns) == 1 else None
-
-
-def _with_defaults(func: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-    """What was left out because it is the default, which a twin need not share."""
-    positional = [argument for argument in func._schema.arguments if not argument.kwarg_only]
-    return *args, *(argument.default_value for argument in positional[len(args) :])
-
-
-def _is_alike(made: Any, tensor: Tensor) -> bool:
-    """Whether a new value would lie in memory as the tensor does."""
-    return isinstance(made, Tensor) and _layout(made) == _layout(tensor)
-
-
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return shape_of(tensor), strides_of(tensor), tensor.dtype, tensor.device

@@ -54,7 +54,8 @@ class WholeStep:
     Args:
         update: what becomes of parameters; see `Update`.
         autocast: the type in which matrix products are computed, by torch's rules (bfloat16 on CPU); None is as it is.
-        fused: compile element-wise parts of the graph by Inductor; they may round differently.
+        fused: compile element-wise parts of the graph by Inductor, and lay images out with their channels together;
+            both may round differently.
         folder: where the generated code is kept; by default a folder of the user's cache.
 
     >>> def descend(gradients, parameters, memory, lr):
@@ -76,7 +77,7 @@ class WholeStep:
         folder: Path | None = None,
     ) -> None:
         self._module = module
-        self._step = updating_step(module, loss, update, autocast=autocast)
+        self._step = updating_step(module, loss, update, autocast=autocast, channels_last=fused)
         self._fused, self._folder = fused, folder
         self._arena = Arena()
         self._programs = Latest[PlannedProgram](_NUM_KEPT)

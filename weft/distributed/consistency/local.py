@@ -35,7 +35,7 @@ class OuterOptimizer:
     def __init__(self, *, lr: float = 0.7, momentum: float = 0.9) -> None:
         self._optimizer = Optimizer(Nesterov(momentum), lr=lr)
         self.anchor: dict[str, Tensor] = {}
-        self.state = OptimizerState(self._optimizer.init({}).shared, {})
+        self.state = self._optimizer.init({})
 
     def begin(self, parameters: Mapping[str, Tensor]) -> None:
         self.anchor = {name: parameter.detach().clone() for name, parameter in parameters.items()}

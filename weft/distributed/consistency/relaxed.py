@@ -100,11 +100,12 @@ class RelaxedReplicas(AbstractReplicas):
         return self._scheme.traffic() if self._step > self._until else self._base.traffic()
 
     def agree(self, wish: bool) -> bool:
-        period = self._scheme.period
-        if self._step > self._until and period is None:
-            return self._agreement.ask(self._step, wish)
-        is_meeting = self._step <= self._until or (self._step - self._until) % (period or 1) == 0
-        return self._base.agree(wish) if is_meeting else False
+        """At once where all ranks meet after this step; by a vote where they never do; else not yet."""
+        step, period = self._step - self._until, self._scheme.period
+        if step > 0 and period is None:
+            return self._agreement.ask(step, wish)
+        is_meeting = step <= 0 or period is None or step % period == 0
+        return is_meeting and self._base.agree(wish)
 
     def dismiss(self) -> None:
         """All ranks evaluate, so all know."""

@@ -12,7 +12,7 @@ before it writes it. What the caller is given is always fresh.
 import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ NORM, PLAIN_NORM = aten._native_batch_norm_legit_functional.default, aten._nativ
 _STATISTICS = (3, 4)  # places of the running mean and variance, among its arguments and its outputs alike
 
 
-@dataclass
+@dataclass(frozen=True)
 class Homes:
     """Values that share memory share its name, that of the first value in it.
 
@@ -42,13 +42,11 @@ class Homes:
         place: the first value in the memory of each value that has some of its own.
         offsets: where in the arena, by the first value.
         num_bytes: of the arena.
-        last: the last call that reads each value, or a look at it, by number; `len(order)` where it outlives the step.
     """
 
-    place: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    offsets: dict[fx.Node, int] = field(default_factory=dict)
-    num_bytes: int = 0
-    last: dict[fx.Node, int] = field(default_factory=dict)
+    place: Mapping[fx.Node, fx.Node]
+    offsets: Mapping[fx.Node, int]
+    num_bytes: int
 
     def is_written(self, node: fx.Node) -> bool:
         """Whether the call writes into memory that is there already."""
@@ -71,6 +69,12 @@ def plan_homes(order: Sequence[fx.Node], replaced: Mapping[fx.Node, fx.Node], re
 
 
 class _Planner:
+    """Goes through the calls in order, and knows what is in which memory.
+
+    A value is known by its node, a memory by the node of the first value in it. `_last` is the number of the last call
+    that reads a value, or a look at it; the number after the last call where it outlives the step.
+    """
+
     def __init__(
         self, order: Sequence[fx.Node], replaced: Mapping[fx.Node, fx.Node], returned: Collection[fx.Node]
     ) -> None:
@@ -83,7 +87,7 @@ class _Planner:
         self._numbers = {node: number for number, node in enumerate(order)}
         self._last = self._last_reads([*replaced.values(), *returned])
         self._leaving = {owner for node in returned for owner in self._owners[node]}
-        self._homes = Homes(last=self._last)
+        self._place: dict[fx.Node, fx.Node] = {}
         self._holds: dict[fx.Node, fx.Node] = {}  # the first value in a memory -> the value in it now
         self._spans: dict[fx.Node, Span] = {}
         self._norms: dict[fx.Node, dict[fx.Node, fx.Node]] = {}
@@ -109,8 +113,7 @@ class _Planner:
             self._take(node, node)
 
     def finished(self) -> Homes:
-        self._homes.offsets, self._homes.num_bytes = place_all(self._spans)
-        return self._homes
+        return Homes(self._place, *place_all(self._spans))
 
     def _settle_output(self, number: int, node: fx.Node, maker: fx.Node) -> None:
         if region_of(maker.target) is not None and node not in self._leaving and _is_plain(node):
@@ -136,11 +139,11 @@ class _Planner:
         own = self._own_state(number, node)
         if own is not None:
             return own
-        operands = [source for source in node.all_input_nodes if source in self._homes.place]
+        operands = [source for source in node.all_input_nodes if source in self._place]
         for operand in sorted(operands, key=lambda operand: not self._leads_home(operand, node)):
             is_alike = layout_of(operand.meta["val"]) == layout_of(node.meta["val"])
             if is_alike and self._may_follow(number, node, operand):
-                return self._homes.place[operand]
+                return self._place[operand]
         return None
 
     def _own_state(self, number: int, node: fx.Node) -> fx.Node | None:
@@ -157,10 +160,10 @@ class _Planner:
         return None
 
     def _leads_home(self, operand: fx.Node, node: fx.Node) -> bool:
-        return self._homes.place[operand] in self._becomes.get(node, ())
+        return self._place[operand] in self._becomes.get(node, ())
 
     def _may_follow(self, number: int, node: fx.Node, operand: fx.Node) -> bool:
-        first = self._homes.place[operand]
+        first = self._place[operand]
         is_state = first in self._holds and first.op == "placeholder"
         if is_state and self._last[node] == self._end and first not in self._becomes.get(node, ()):
             return False  # it would be in the way of the state's own new value
@@ -168,7 +171,7 @@ class _Planner:
 
     def _is_free(self, value: fx.Node, number: int, readers: Collection[fx.Node]) -> bool:
         """Whether a value's memory may be written by call `number`, which is among the readers if it reads in step."""
-        first = self._homes.place.get(value)
+        first = self._place.get(value)
         if first is None or self._holds[first] is not value or value in self._leaving:
             return False
         if self._last[value] > number or (self._last[value] == number and self._order[number] not in readers):
@@ -190,7 +193,7 @@ class _Planner:
             self._spans[over] = Span(span.first, max(span.last, self._last[node]), span.num_bytes)
 
     def _take(self, node: fx.Node, first: fx.Node) -> None:
-        self._homes.place[node] = first
+        self._place[node] = first
         self._holds[first] = node
 
     def _last_reads(self, outliving: Collection[fx.Node]) -> dict[fx.Node, int]:
@@ -215,9 +218,9 @@ def _index(output: fx.Node) -> int:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether the value fills its memory, of a size that is known: then memory of that size can be given to it."""
+    """Whether the value fills its memory, on the CPU, of a size that is known: then the arena can hold it."""
     value = node.meta["val"]
-    if not all(type(size) is int for size in (*value.shape, *value.stride())):
+    if value.device.type != "cpu" or not all(type(size) is int for size in (*value.shape, *value.stride())):
         return False
     return math.prod(value.shape) > 0 and _fills_memory(value)
 

@@ -7,7 +7,7 @@ def bind(kept, memory, constants):      tensors that stay, the arena
 """
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 from torch import Tensor, fx
@@ -65,6 +65,7 @@ class _Writer:
         self._owners = owners_of(order)
         self._static: set[str] = set()  # names that are bound before the step
         self._readers = self._last_readers()
+        self._direct: dict[Hashable, str | None] = {}
         self.aliases: dict[str, str] = {}
         self.once: list[str] = []
         self.each: list[str] = []
@@ -171,7 +172,10 @@ class _Writer:
             self.aliases[alias := f"{alias}_for_backward"] = f"below_autograd(torch.ops.{target})"
             return alias
         values = fx.node.map_arg((args, kwargs), lambda source: source.meta["val"])
-        direct = direct_call(target, *values)
+        form = target, _form_of(values)
+        if form not in self._direct:
+            self._direct[form] = direct_call(target, *values)
+        direct = self._direct[form]
         if direct is None:
             self.aliases[alias] = f"bare(torch.ops.{target})"
         return direct or alias
@@ -245,6 +249,17 @@ class _Writer:
         for name, number in last.items():
             found.setdefault(number, []).append(name)
         return found
+
+
+def _form_of(value: Any) -> Hashable:
+    """What a function that torch has for an operator may go by when it is called: kinds of arguments, not shapes."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.ndim
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_form_of, value))
+    if isinstance(value, dict):
+        return tuple((key, _form_of(item)) for key, item in value.items())
+    return type(value).__name__
 
 
 def _outputs(node: fx.Node) -> list[fx.Node]:

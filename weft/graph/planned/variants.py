@@ -41,15 +41,22 @@ def is_pointwise(node: fx.Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ()) or node.target in _COPIES
 
 
-def _copied(node: fx.Node) -> Call | None:
-    source = node.args[-1]
-    assert isinstance(source, fx.Node)
-    is_here = source.meta["val"].device == node.meta["val"].device
-    return (aten.copy_.default, (node, source), {}) if is_here else None
+def _copied_from(place: int) -> Callable[[fx.Node], Call | None]:
+    def copied(node: fx.Node) -> Call | None:
+        source = node.args[place]
+        assert isinstance(source, fx.Node)
+        is_here = source.meta["val"].device == node.meta["val"].device
+        return (aten.copy_.default, (node, source), {}) if is_here else None
+
+    return copied
 
 
-def _filled(value: float | None) -> Callable[[fx.Node], Call]:
-    return lambda node: (aten.fill_.Scalar, (node, node.args[1] if value is None else value), {})
+def _filled_with(value: float) -> Callable[[fx.Node], Call | None]:
+    return lambda node: (aten.fill_.Scalar, (node, value), {})
+
+
+def _filled(node: fx.Node) -> Call | None:
+    return (aten.fill_.Scalar, (node, node.args[1]), {}) if len(node.args) > 1 else None
 
 
 def _rectified(node: fx.Node) -> Call | None:
@@ -58,12 +65,12 @@ def _rectified(node: fx.Node) -> Call | None:
 
 _COPIES = (aten.clone.default, aten._to_copy.default)
 _SPECIAL: Mapping[Any, Callable[[fx.Node], Call | None]] = {
-    aten.clone.default: _copied,
-    aten._to_copy.default: _copied,
-    aten.copy.default: _copied,
-    aten.full_like.default: _filled(None),
-    aten.ones_like.default: _filled(1),
-    aten.zeros_like.default: _filled(0),
+    aten.clone.default: _copied_from(0),
+    aten._to_copy.default: _copied_from(0),
+    aten.copy.default: _copied_from(1),
+    aten.full_like.default: _filled,
+    aten.ones_like.default: _filled_with(1),
+    aten.zeros_like.default: _filled_with(0),
     aten.relu.default: _rectified,
 }
 

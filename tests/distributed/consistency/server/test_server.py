@@ -100,6 +100,7 @@ def test_strangers_doubles_and_unknown_tags_are_refused_and_counted() -> None:
     post = LocalPost()
     with serving(post, ASYNC) as found:
         hand, other, stranger = (Hand(post, ASYNC, rank) for rank in (0, 1, 9))
+        other.init()
         hand.init()
         hand.init()
         hand.hello()
@@ -110,7 +111,7 @@ def test_strangers_doubles_and_unknown_tags_are_refused_and_counted() -> None:
         hand.push(0)
         for one in (hand, other, stranger):
             one.mailbox.close()
-    assert found[0].refused == {"duplicate": 2, "unknown rank": 1, "unknown tag": 1}
+    assert found[0].refused == {"duplicate": 2, "malformed": 1, "unknown rank": 1, "unknown tag": 1}
     assert found[0].updates == 1
 
 

@@ -27,6 +27,9 @@ __all__ = ["ServerSpec", "serve"]
 KEEP_SECONDS = 5.0
 """From one snapshot of the shard to the next."""
 
+MOST_AGES = 4000
+"""Different stalenesses that are told to a worker."""
+
 REUNION_SECONDS = 2.0
 """How long a server that takes the place of another looks for the workers of the run."""
 
@@ -119,6 +122,9 @@ class _Server:
             elif is_known and message.tag == LEFT:
                 self._lose(message.source)
             return
+        self._admit(message)
+
+    def _admit(self, message: Message) -> None:
         try:
             self._handle(message)
         except MalformedError:
@@ -155,7 +161,7 @@ class _Server:
     def _begin(self, message: Message) -> None:
         header = InitHeader.read(message.header)
         num_weights = header.num_pieces + len(header.slots)
-        if len(message.tensors) != num_weights + header.num_buffers:
+        if message.source != 0 or len(message.tensors) != num_weights + header.num_buffers:
             raise MalformedError("tensors")
         if self._training is not None and header.run == self._training.header.run:
             self._refused["duplicate"] += 1
@@ -171,7 +177,7 @@ class _Server:
         self._keep(is_due=True)
         early, self._early = self._early, []
         for greeting in early:
-            self._handle(greeting)
+            self._admit(greeting)
 
     def _greet(self, message: Message) -> None:
         step = None if message.header.get("step") is None else read_int(message.header, "step")
@@ -323,7 +329,9 @@ class _Server:
 
     def _statistics(self) -> dict[str, object]:
         summary = self._summary()
-        return {"staleness": list(summary.staleness), "dropped": summary.dropped, "lost": summary.lost}
+        ages = [[age, count] for age, count in enumerate(summary.staleness) if count]
+        # A header is small: of ages beyond all measure only the record tells.
+        return {"staleness": ages[:MOST_AGES], "dropped": summary.dropped, "lost": summary.lost}
 
     def _summary(self) -> Summary:
         if self._training is None:

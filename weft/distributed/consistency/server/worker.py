@@ -298,7 +298,9 @@ class ServedReplicas(AbstractReplicas):
         for link in self._links:
             link.ask(Tag.PULL, self._run)
         first, *_ = [link.await_weights() for link in self._links]
-        return Summary(staleness=tuple(first.header["staleness"]), dropped=int(first.header["dropped"]))
+        ages = {int(age): int(count) for age, count in first.header["staleness"]}
+        staleness = tuple(ages.get(age, 0) for age in range(max(ages, default=-1) + 1))
+        return Summary(staleness=staleness, dropped=int(first.header["dropped"]))
 
     def memory(self) -> Mapping[str, Entry]:
         return {}
