@@ -11,7 +11,7 @@ demo: .venv/runtime
 	$(BIN)/weft run digits_mlp --workers 2 --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: .venv/dev data check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 check: .venv/dev
 	scripts/check

@@ -31,6 +31,8 @@ def prove_served(recipe: Recipe, *, seed: int = 0, num_steps: int = 5) -> Proof:
     """Train some global batches of the recipe on the processes of its plan, audit what was decided, and repeat it."""
     check_recipe(recipe)
     plan = parse_plan(recipe.mutable.plan)
+    # Of elastic ranks, enough to see each visit the centre twice and come back.
+    num_steps = max(num_steps, 2 * int(dict(plan.consistency.parameters).get("steps", 0)) + 1)
     with tempfile.TemporaryDirectory(prefix="weft-proof-") as folder:
         first, again = Path(folder) / "first", Path(folder) / "again"
         for run, replay in ((first, None), (again, first)):
@@ -56,7 +58,7 @@ def judge(plan: Plan, num_steps: int, faults: Sequence[str], *, is_same: bool) -
 def audit(plan: Plan, decisions: Sequence[Decision], shard: int = 0) -> list[str]:
     """The faults in what a shard decided, by the rules of the plan's consistency."""
     options = dict(plan.consistency.parameters)
-    if plan.consistency.name == "async" or options.get("commit") == "arrival":
+    if plan.consistency.name in ("async", "elastic") or options.get("commit") == "arrival":
         return audit_arrival(decisions, plan.num_ranks, float(options.get("bound", math.inf)), shard=shard)
     return audit_rounds(
         decisions,

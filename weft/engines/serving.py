@@ -30,7 +30,7 @@ from weft.engines.post import join_post
 from weft.errors import PlanError
 from weft.specs import Plan, parse_plan
 from weft.training.build import build_optimizer
-from weft.training.optimizers import AbstractOptimizer
+from weft.training.optimizers import SGD, AbstractOptimizer, Optimizer
 from weft.training.recipe import Recipe
 from weft.training.replicas import AbstractReplicas
 
@@ -68,6 +68,8 @@ class Service:
         plan = self.plan
         optimizer = build_optimizer(self.recipe)
         settings = settings_of(plan, optimizer)
+        # Where ranks update by themselves, servers need no optimizer, and keep no state of one.
+        updater = optimizer if settings.form == "gradient" else Optimizer(SGD(), lr=optimizer.lr)
         scripts = {seed: read_decisions(self.replay, seed, shard) for seed in self.seeds} if self.replay else None
         return ServerSpec(
             shard=shard,
@@ -75,10 +77,11 @@ class Service:
             plan=str(plan),
             rate=settings.rate,
             form=settings.form,
+            alpha=settings.alpha,
             make_policy=lambda seed, is_fresh: (
                 Script(scripts[seed]) if scripts else make_policy(plan.consistency, plan.num_ranks, is_fresh=is_fresh)
             ),
-            make_optimizer=lambda fraction: charge(optimizer, fraction) if charge else optimizer,
+            make_optimizer=lambda fraction: charge(updater, fraction) if charge else updater,
             run=self.run,
             kept=self.kept / f"shard-{shard}.safetensors" if self.kept else None,
         )

@@ -128,7 +128,7 @@ class Plan:
     @property
     def is_served(self) -> bool:
         """Whether ranks meet nobody but servers."""
-        return self.consistency.name in ("async", "stale", "backup")
+        return self.consistency.name in ("async", "stale", "backup") or _is_served_centre(self)
 
     @property
     def num_processes(self) -> int:
@@ -172,8 +172,14 @@ def _with(choice: Choice, **parameters: Number) -> Choice:
     return replace(choice, parameters=tuple({**dict(choice.parameters), **parameters}.items()))
 
 
+def _is_served_centre(plan: Plan) -> bool:
+    """Whether elastic ranks find their centre at servers, each at its own pace, instead of in turns on rank 0."""
+    return plan.consistency.name == "elastic" and plan.topology.name == "server"
+
+
 def _is_relaxed(plan: Plan) -> bool:
-    return plan.consistency.name in ("local", "elastic", "gossip")
+    """Whether ranks train by themselves, and agree in a group."""
+    return plan.consistency.name in ("local", "elastic", "gossip") and not _is_served_centre(plan)
 
 
 def _meets_at_servers(plan: Plan) -> bool:
@@ -213,7 +219,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         lambda plan: _meets_at_servers(plan) and plan.compress.name != "none",
-        "servers take gradients as they are",
+        "servers take gradients and weights as they are",
         lambda plan: replace(plan, topology=_server(), compress=Choice("none")),
     ),
     Refusal(
@@ -250,7 +256,9 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, topology=Choice("native")),
     ),
     Refusal(
-        lambda plan: plan.consistency.name in ("elastic", "gossip") and plan.topology.name != "native",
+        lambda plan: (
+            _is_relaxed(plan) and plan.consistency.name in ("elastic", "gossip") and plan.topology.name != "native"
+        ),
         "this consistency has no all-reduce whose algorithm could be chosen",
         lambda plan: replace(plan, topology=Choice("native")),
     ),

@@ -139,7 +139,7 @@ def check_recipe(recipe: Recipe, *, is_training: bool = True) -> None:
     if plan.num_ranks > mutable.batch_size:
         numbers = f"ranks: {plan.num_ranks}, batch_size: {mutable.batch_size}"
         raise RecipeError(f"more ranks than samples in a batch ({numbers}); raise batch_size or use fewer ranks")
-    if plan.is_served and dict(plan.consistency.parameters).get("commit", "clock") == "clock":
+    if plan.consistency.name == "backup" or dict(plan.consistency.parameters).get("commit") == "clock":
         _check_clipping(mutable, plan)
     if plan.topology.name == "server" and not plan.is_served and mutable.optimizer.name == "torch":
         raise RecipeError(

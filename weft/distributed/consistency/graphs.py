@@ -1,22 +1,16 @@
 """Who mixes weights with whom, and how much each counts: graphs over ranks and their doubly stochastic matrices.
 
-    ring   0 - 1 - 2 - 3      torus   0 - 1 - 2      exponential   rank r hears r-1, r-2, r-4, ...
-           +-----------+              |   |   |      complete      rank r hears all
-                                      3 - 4 - 5
-                                      (and around)
-
 Every rank has as many neighbours as every other, and hears each of them as loudly as itself: the rows and the columns
 of the matrix sum to 1, so that mixing keeps the mean of all weights.
 """
 
-import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from weft.distributed.group.calls import Graph
+from weft.planning.gossip_graphs import GRAPHS
 
 __all__ = ["GRAPHS", "Mixing", "make_mixing"]
 
@@ -47,37 +41,6 @@ class Mixing:
         size = len(self.graph)
         around_mean = self.matrix() - torch.full((size, size), 1 / size, dtype=torch.float64)
         return float(torch.linalg.matrix_norm(around_mean, ord=2))
-
-
-def ring(rank: int, size: int) -> set[int]:
-    return {(rank - 1) % size, (rank + 1) % size}
-
-
-def torus(rank: int, size: int) -> set[int]:
-    """Left, right, above and below on the grid that is nearest to a square; of a prime number of ranks, a ring."""
-    height = next(h for h in range(math.isqrt(size), 0, -1) if size % h == 0)
-    width = size // height
-    row, column = divmod(rank, width)
-    beside = {row * width + (column + shift) % width for shift in (-1, 1)}
-    return beside | {(row + shift) % height * width + column for shift in (-1, 1)}
-
-
-def exponential(rank: int, size: int) -> set[int]:
-    """The static exponential graph (Assran et al., 2019): a rank hears those 1, 2, 4, ... before it."""
-    return {(rank - (1 << k)) % size for k in range((size - 1).bit_length())}
-
-
-def complete(rank: int, size: int) -> set[int]:
-    return set(range(size))
-
-
-GRAPHS: Mapping[str, Callable[[int, int], set[int]]] = {
-    "ring": ring,
-    "torus": torus,
-    "exponential": exponential,
-    "complete": complete,
-}
-"""From (rank, size) to those whom the rank hears; the rank itself is left out, and nobody counts twice."""
 
 
 def make_mixing(name: str, size: int) -> Mixing:

@@ -7,7 +7,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.server import ServedReplicas, ServerSpec, Summary, make_policy, serve, settings_of
+from weft.distributed.consistency.server import (
+    ServedReplicas,
+    ServerSpec,
+    Settings,
+    Summary,
+    make_policy,
+    serve,
+    settings_of,
+)
 from weft.distributed.consistency.server.journal import read_decisions
 from weft.distributed.consistency.server.script import Script
 from weft.distributed.group import AbstractGroup
@@ -41,7 +49,7 @@ def momentum() -> AbstractOptimizer:
 
 @dataclass(frozen=True)
 class Course:
-    """A training: `seconds(rank, step)` is what a step takes in virtual time."""
+    """A training: `seconds(rank, step)` is what a step takes in virtual time; faults are planted by spoilt settings."""
 
     plan: Plan
     num_steps: int = 12
@@ -51,6 +59,8 @@ class Course:
     run: Path | None = None
     replay: Path | None = None
     clip_norm: float | None = None
+    spoil_worker: Callable[[Settings], Settings] = lambda settings: settings
+    spoil_server: Callable[[Settings], Settings] = lambda settings: settings
 
 
 def work(replicas: ServedReplicas, course: Course, charge: Callable[[float], None]) -> dict[str, Tensor]:
@@ -79,7 +89,7 @@ def work(replicas: ServedReplicas, course: Course, charge: Callable[[float], Non
 
 def spec_of(course: Course, shard: int, kept: Path | None = None) -> ServerSpec:
     plan = course.plan
-    settings = settings_of(plan, course.make_optimizer(), course.clip_norm)
+    settings = course.spoil_server(settings_of(plan, course.make_optimizer(), course.clip_norm))
     script = read_decisions(course.replay, 0, shard) if course.replay else None
     return ServerSpec(
         shard=shard,
@@ -87,6 +97,7 @@ def spec_of(course: Course, shard: int, kept: Path | None = None) -> ServerSpec:
         plan=str(plan),
         rate=settings.rate,
         form=settings.form,
+        alpha=settings.alpha,
         make_policy=lambda _seed, is_fresh: (
             Script(script) if script is not None else make_policy(plan.consistency, plan.num_ranks, is_fresh=is_fresh)
         ),
@@ -117,7 +128,7 @@ def train(text: str, course: Course | None = None, **options: object) -> Outcome
         mailboxes[group.rank] = mailbox = RecordingMailbox(faulty)
         if group.rank >= plan.num_ranks:
             return serve(mailbox, spec_of(course, group.rank - plan.num_ranks))
-        settings = settings_of(plan, course.make_optimizer(), course.clip_norm)
+        settings = course.spoil_worker(settings_of(plan, course.make_optimizer(), course.clip_norm))
         return work(ServedReplicas(mailbox, settings, [0]), course, group.clock.charge)
 
     found = run_virtual(program, plan.num_ranks + int(plan.topology["shards"]), timeout=1e6)

@@ -9,9 +9,11 @@ from weft.distributed.consistency.server.policy import NEVER, AbstractPolicy
 from weft.distributed.consistency.server.protocol import server_address
 from weft.distributed.consistency.server.rounds import Rounds
 from weft.distributed.consistency.server.script import Script
-from weft.distributed.consistency.server.server import ServerSpec, serve
+from weft.distributed.consistency.server.server import serve
 from weft.distributed.consistency.server.settings import Settings, make_policy, settings_of
 from weft.distributed.consistency.server.shard import Contribution, Shard
+from weft.distributed.consistency.server.spring import spring
+from weft.distributed.consistency.server.training import ServerSpec
 from weft.distributed.consistency.server.worker import ServedReplicas
 
 __all__ = [
@@ -43,4 +45,5 @@ __all__ = [
     "serve",
     "server_address",
     "settings_of",
+    "spring",
 ]

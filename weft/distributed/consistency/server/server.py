@@ -2,30 +2,24 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Release
-from weft.distributed.consistency.server.journal import Journal, Summary, journal_file
-from weft.distributed.consistency.server.kept import Kept, keep, recall
-from weft.distributed.consistency.server.lent import Lent
-from weft.distributed.consistency.server.policy import AbstractPolicy
+from weft.distributed.consistency.server.journal import Summary
+from weft.distributed.consistency.server.kept import recall
 from weft.distributed.consistency.server.protocol import InitHeader, MalformedError, PushHeader, Tag, read_int
-from weft.distributed.consistency.server.shard import Contribution, Form, Rate, Shard
+from weft.distributed.consistency.server.shard import Contribution, Shard
+from weft.distributed.consistency.server.training import ServerSpec, Training
 from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, Message
 from weft.errors import DeadlineError
-from weft.training.optimizers import AbstractOptimizer, OptimizerState, Shared
 
-__all__ = ["ServerSpec", "serve"]
-
-KEEP_SECONDS = 5.0
-"""From one snapshot of the shard to the next."""
+__all__ = ["serve"]
 
 MOST_AGES = 4000
 """Different stalenesses that are told to a worker."""
@@ -34,54 +28,9 @@ REUNION_SECONDS = 2.0
 """How long a server that takes the place of another looks for the workers of the run."""
 
 
-@dataclass(frozen=True)
-class ServerSpec:
-    """What a server is for.
-
-    Args:
-        make_policy: for the seed of a training, and whether it begins (or a lost shard is restored).
-        make_optimizer: for the shard's part of all elements.
-        run: the run folder, where decisions are recorded; None to record nothing.
-        kept: where snapshots of the shard go, and are looked for; None to keep none.
-    """
-
-    shard: int
-    num_workers: int
-    plan: str
-    rate: Rate
-    make_policy: Callable[[int, bool], AbstractPolicy]
-    make_optimizer: Callable[[float], AbstractOptimizer]
-    form: Form = "gradient"
-    run: Path | None = None
-    kept: Path | None = None
-
-
 def serve(mailbox: AbstractMailbox, spec: ServerSpec) -> Summary:
     """Serve the workers until all have left; what was done in the last training."""
     return _Server(mailbox, spec).serve()
-
-
-@final
-class _Training:
-    """One training, from `init` to the next or to the end."""
-
-    def __init__(self, header: InitHeader, shard: Shard, policy: AbstractPolicy, buffers: Sequence[Tensor]) -> None:
-        self.header = header
-        self.shard = shard
-        self.policy = policy
-        self.buffers = tuple(buffers)
-        self.journal: Journal | None = None
-        self.parts: dict[int, tuple[int, tuple[Tensor, ...]]] = {}
-        self.pending: dict[tuple[int, int], Contribution] = {}
-        self.told: dict[int, Release] = {}  # what each rank was last let go with; nothing while it waits
-        self.last_step: dict[int, int] = {}
-        self.met: set[int] = set()  # ranks that this server has let go before
-        self.greeted: set[int] = set()  # ranks whose answer is a welcome
-        self.content: set[int] = set()  # ranks whose answer needs no weights
-        self.sums: dict[int, dict[int, Tensor]] = {}  # number of the sum -> rank -> its part
-        self.num_dropped = 0
-        self.restored_at: int | None = None  # the version with which it took the place of a server that was lost
-        self.num_lost = 0
 
 
 @final
@@ -91,10 +40,8 @@ class _Server:
         self._spec = spec
         self._gone: set[int] = set()
         self._refused: Counter[str] = Counter()
-        self._lent = Lent()
         self._early: list[Message] = []  # greetings that came before the first training
-        self._training: _Training | None = None
-        self._kept_at = -math.inf
+        self._training: Training | None = None
 
     def serve(self) -> Summary:
         self._restore()
@@ -167,14 +114,9 @@ class _Server:
             self._refused["duplicate"] += 1
             return
         self._end_training()
-        self._training = self._make_training(header, message.tensors[: header.num_pieces])
-        self._training.buffers = message.tensors[num_weights:]
-        slots = _join_slots(header, message.tensors[header.num_pieces : num_weights])
-        if slots or header.updates:
-            state = _with_slots(self._shard.state, slots, header.updates)
-            self._shard.restore(self._shard.weights, state, version=0)
-        self._training.journal = self._open_journal(header, goes_on=False)
-        self._keep(is_due=True)
+        weights, slots = message.tensors[: header.num_pieces], message.tensors[header.num_pieces : num_weights]
+        self._training = Training(self._mailbox, self._spec, header, weights, message.tensors[num_weights:])
+        self._training.begin(slots)
         early, self._early = self._early, []
         for greeting in early:
             self._admit(greeting)
@@ -258,9 +200,7 @@ class _Server:
         for decision in decisions:
             match decision:
                 case Commit(pushes):
-                    self._leave_what_is_read()
-                    self._shard.commit([training.pending.pop(push) for push in pushes])
-                    self._keep(is_due=self._now - self._kept_at >= KEEP_SECONDS)
+                    training.commit(pushes)
                 case Drop(rank, step):
                     del training.pending[rank, step]
                     training.num_dropped += 1
@@ -273,35 +213,26 @@ class _Server:
                     training.last_step.pop(rank, None)
                 case _:
                     pass
-            if training.journal is not None:
-                training.journal.note(decision)
+            training.note(decision)
 
     def _answer(self, release: Release) -> None:
-        training = self._current
+        training, rank = self._current, release.rank
         header = {**self._position(), "step": release.step, "stop": release.stop}
-        if release.rank in training.greeted:
-            training.greeted.discard(release.rank)
-            self._send(release.rank, Tag.WELCOME, header, [*self._shard.weights, *training.buffers])
+        if rank in training.greeted:
+            training.greeted.discard(rank)
+            self._send(rank, Tag.WELCOME, header, [*self._shard.weights, *training.buffers])
+        elif rank in training.found:
+            self._send(rank, Tag.WEIGHTS, header | {"moved": True}, training.found.pop(rank))
         else:
-            is_content = release.rank in training.content
-            training.content.discard(release.rank)
-            self._send(release.rank, Tag.WEIGHTS, header, () if is_content else self._shard.weights)
+            is_content = rank in training.content
+            training.content.discard(rank)
+            self._send(rank, Tag.WEIGHTS, header, () if is_content else self._shard.weights)
 
     def _send(self, rank: int, tag: str, header: dict[str, object], tensors: Sequence[Tensor]) -> None:
         """Without waiting: a worker that is gone, or slow to listen, holds up nobody."""
         work = self._mailbox.start_send(rank, tag, header, tensors)
         if tag in (Tag.WELCOME, Tag.WEIGHTS) and tensors:
-            self._lent.lend(self._shard.weights, work)
-
-    def _leave_what_is_read(self) -> None:
-        """Weights that are still being sent stay as they are, and the update is made on a copy."""
-        weights = self._shard.weights
-        if self._lent.is_read(weights):
-            self._shard.move_to(self._lent.take_free() or self._make_places(weights))
-
-    def _make_places(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Memory that workers on this host read in place."""
-        return tuple(self._mailbox.empty(tuple(weight.shape), weight.dtype) for weight in weights)
+            self._current.lend(tuple(tensors[: len(self._shard.weights)]), work)
 
     def _send_state(self, rank: int) -> None:
         slots = [(int(name), slot, t) for name, own in self._shard.state.slots.items() for slot, t in own.items()]
@@ -316,7 +247,7 @@ class _Server:
         return self._mailbox.clock.now()
 
     @property
-    def _current(self) -> _Training:
+    def _current(self) -> Training:
         assert self._training is not None, "init comes first"
         return self._training
 
@@ -334,69 +265,28 @@ class _Server:
         return {"staleness": ages[:MOST_AGES], "dropped": summary.dropped, "lost": summary.lost}
 
     def _summary(self) -> Summary:
-        if self._training is None:
-            return Summary(refused=dict(sorted((self._refused + Counter(self._mailbox.refusals())).items())))
-        ages = self._shard.staleness
-        return Summary(
-            updates=self._shard.version,
-            staleness=tuple(ages[age] for age in range(max(ages, default=-1) + 1)),
-            dropped=self._training.num_dropped,
-            refused=dict(sorted((self._refused + Counter(self._mailbox.refusals())).items())),
-            lost=self._training.num_lost,
-        )
+        refused = dict(sorted((self._refused + Counter(self._mailbox.refusals())).items()))
+        return Summary(refused=refused) if self._training is None else self._training.summary(refused)
 
     def _end_training(self) -> Summary:
         summary = self._summary()
-        if self._training is not None and self._training.journal is not None:
-            self._training.journal.end(summary)
-            self._training.journal = None
+        if self._training is not None:
+            self._training.end(summary)
         return summary
-
-    def _make_training(self, header: InitHeader, weights: Sequence[Tensor], *, is_fresh: bool = True) -> _Training:
-        self._lent = Lent()
-        places = self._make_places(weights)
-        for place, weight in zip(places, weights, strict=True):
-            place.copy_(weight)
-        shard = Shard(
-            places,
-            self._spec.make_optimizer(header.fraction),
-            rate=self._spec.rate,
-            form=self._spec.form,
-            num_workers=self._spec.num_workers,
-            clip_norm=header.clip_norm,
-        )
-        return _Training(header, shard, self._spec.make_policy(header.seed, is_fresh), ())
-
-    def _open_journal(self, header: InitHeader, *, goes_on: bool) -> Journal | None:
-        if self._spec.run is None:
-            return None
-        about: dict[str, object] = {"plan": self._spec.plan, "workers": self._spec.num_workers}
-        about |= {"shard": self._spec.shard, "seed": header.seed, "updates": header.updates}
-        path = journal_file(self._spec.run, header.seed, self._spec.shard)
-        return Journal(path, about, goes_on=goes_on, clock=self._mailbox.clock.now)
-
-    def _keep(self, *, is_due: bool) -> None:
-        if self._spec.kept is not None and is_due:
-            keep(self._spec.kept, Kept(self._current.header, self._shard, self._current.buffers))
-            self._kept_at = self._now
 
     def _restore(self) -> None:
         """Go on where a server of the same shard was, if there has been one."""
         found = recall(self._spec.kept) if self._spec.kept is not None else None
         if found is None:
             return
-        self._training = self._make_training(found.header, found.weights, is_fresh=False)
-        self._training.buffers = found.buffers
-        state = _with_slots(self._shard.state, found.slots, found.updates)
-        self._shard.restore(found.weights, state, found.version)
-        self._training.restored_at = found.version
+        self._training = Training(
+            self._mailbox, self._spec, found.header, found.weights, found.buffers, is_fresh=False
+        )
+        self._training.restore(found)
         workers = range(self._spec.num_workers)
         with suppress(DeadlineError):  # some may have died before
             self._mailbox.await_peers(workers, self._now + REUNION_SECONDS)
         self._gone = set(workers) - self._mailbox.peers().keys()
-        self._training.journal = self._open_journal(found.header, goes_on=True)
-        if self._training.journal is not None:
-            self._training.journal.restored(found.version)
 
 
 def _with_absent(tensors: Sequence[Tensor], absent: Sequence[int], num_pieces: int) -> tuple[Tensor | None, ...]:
@@ -406,14 +296,3 @@ def _with_absent(tensors: Sequence[Tensor], absent: Sequence[int], num_pieces: i
     given = iter(tensors)
     return tuple(None if index in absent else next(given, None) for index in range(num_pieces))
 
-
-def _join_slots(header: InitHeader, tensors: Sequence[Tensor]) -> dict[str, dict[str, Tensor]]:
-    slots: dict[str, dict[str, Tensor]] = {}
-    for (index, name), tensor in zip(header.slots, tensors, strict=True):
-        slots.setdefault(str(index), {})[name] = tensor
-    return slots
-
-
-def _with_slots(state: OptimizerState, slots: dict[str, dict[str, Tensor]], updates: int) -> OptimizerState:
-    shared = Shared(lr=state.shared.lr, step=torch.tensor(float(updates), dtype=torch.float64))
-    return OptimizerState(shared, {name: slots.get(name, own) for name, own in state.slots.items()})

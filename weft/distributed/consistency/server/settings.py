@@ -21,6 +21,8 @@ class Settings:
         every rank has its own share.
     clips_own: whether a worker clips its own gradient; else the server clips the sum.
     parts: into how many groups shards are divided that are reached in turn, one in a step.
+    period: steps that a rank takes from one exchange to the next; work is dealt out in as many at a time.
+    alpha: of the spring between a rank and the centre.
     """
 
     num_workers: int
@@ -31,6 +33,8 @@ class Settings:
     clip_norm: float | None = None
     form: Form = "gradient"
     parts: int = 1
+    period: int = 1
+    alpha: float = 0.0
 
     @property
     def clips_own(self) -> bool:
@@ -47,6 +51,10 @@ class Settings:
     def share_of(self, rank: int, step: int) -> int:
         return step % self.num_workers if self.deals_work else rank
 
+    def first_after(self, num_batches: int) -> int:
+        """What a rank may take first when so many batches are done with."""
+        return -(-num_batches * self.num_workers // self.period) if self.deals_work else num_batches
+
     def is_due(self, shard: int, turn: int) -> bool:
         return shard % self.parts == turn % self.parts
 
@@ -59,6 +67,17 @@ def may_cut(optimizer: AbstractOptimizer) -> bool:
 def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | None = None) -> Settings:
     """The settings of a plan whose consistency is kept by servers."""
     consistency = dict(plan.consistency.parameters)
+    if plan.consistency.name == "elastic":
+        return Settings(
+            num_workers=plan.num_ranks,
+            num_shards=int(plan.topology["shards"]),
+            rate="full",
+            deals_work=True,
+            clip_norm=clip_norm,
+            form="elastic",
+            period=int(consistency["steps"]),
+            alpha=float(consistency["beta"]) / plan.num_ranks,
+        )
     by_arrival = plan.consistency.name == "async" or consistency.get("commit") == "arrival"
     rate = cast(Rate, consistency["lr"] if by_arrival else "together")
     return Settings(
@@ -75,7 +94,7 @@ def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | Non
 
 def make_policy(consistency: Choice, num_workers: int, *, is_fresh: bool = True) -> AbstractPolicy:
     """The policy of every shard; not fresh for one that takes the place of a shard that was lost."""
-    if consistency.name == "async":
+    if consistency.name in ("async", "elastic"):
         return Arrival(num_workers)
     if consistency.name == "stale":
         bound = int(consistency["bound"])

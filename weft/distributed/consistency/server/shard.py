@@ -23,6 +23,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
+from weft.distributed.consistency.server.spring import spring
 from weft.training.gradients import clip_by_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
 
@@ -30,8 +31,9 @@ __all__ = ["Contribution", "Form", "Rate", "Shard"]
 
 Rate = Literal["together", "share", "staleness", "full"]
 
-Form = Literal["gradient", "difference"]
-"""What is pushed: gradients, for the shard's optimizer; or differences of weights, which are added."""
+Form = Literal["gradient", "difference", "elastic"]
+"""What is pushed: gradients, for the shard's optimizer; differences of weights, which are added; or weights that visit
+the centre, which the shard holds, and draw it towards themselves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +54,7 @@ class Shard:
 
     Args:
         weights: the pieces, which are updated in place.
+        alpha: of the spring between the centre and its visitors.
         num_workers: how many contributions make a whole round.
     """
 
@@ -63,12 +66,14 @@ class Shard:
         rate: Rate,
         num_workers: int,
         form: Form = "gradient",
+        alpha: float = 0.0,
         clip_norm: float | None = None,
     ) -> None:
         self._pieces = {str(index): tensor.detach() for index, tensor in enumerate(weights)}
         self._optimizer = optimizer
         self._rate = rate
         self._form = form
+        self._alpha = alpha
         self._num_workers = num_workers
         self._clip_norm = clip_norm
         self.state: OptimizerState = optimizer.init(self._pieces)
@@ -141,11 +146,17 @@ class Shard:
 
     @torch.no_grad()
     def _update(self, total: Mapping[str, Tensor | None], factor: float, lr: float) -> None:
-        if self._form == "difference":
-            for name, difference in total.items():
-                if difference is not None:
-                    self._pieces[name].add_(difference, alpha=factor)
+        if self._form != "gradient":
+            for name, pushed in total.items():
+                if pushed is not None:
+                    self._move(self._pieces[name], pushed, factor)
             return
         if self._clip_norm is not None:
             total = clip_by_norm(total, self._clip_norm)
         self.state = self._optimizer.update(total, self._pieces, self.state, factor * lr)
+
+    def _move(self, piece: Tensor, pushed: Tensor, factor: float) -> None:
+        if self._form == "elastic":
+            piece.add_(spring(pushed, piece, self._alpha))
+        else:
+            piece.add_(pushed, alpha=factor)

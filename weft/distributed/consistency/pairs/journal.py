@@ -1,0 +1,129 @@
+"""The record of what happened to a rank's weights: JSON lines, one file for each seed and rank.
+
+    RUN/decisions/seed-0/rank-1.jsonl
+      {"format": 1, "plan": "data=4 consistency=gossip(graph=ring,mix=pair)", "rank": 1, "seed": 0, "first": 0}
+      ["deal", 1, 0]          rank 1 takes piece 1 of the work
+      ["pair", 2, 0]          rank 2 came with the weights of its turn 0; both have the mean
+      ["step", 0, -1]         the gradient of turn 0 is applied, on top of that
+      ...
+
+A line is with the operating system before anybody learns of what it says: what a killed rank did is known.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from weft.distributed.consistency.pairs.events import Deal, Event, Look, Mean, Pair, Step, decode, encode
+from weft.distributed.consistency.server.journal import FOLDER
+from weft.errors import CorruptFileError, RunFolderError, StorageError
+
+__all__ = ["Journal", "Script", "journal_file", "make_scripts", "read_events"]
+
+FORMAT = 1
+
+
+def journal_file(run: Path, seed: int, rank: int) -> Path:
+    return run / FOLDER / f"seed-{seed}" / f"rank-{rank}.jsonl"
+
+
+@final
+class Journal:
+    """Appends events to a file. Whoever notes holds the lock of what the event changed."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self._path = path
+        with _storing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("w", encoding="utf-8", buffering=1)
+            self._file.write(json.dumps({"format": FORMAT, **about}) + "\n")
+
+    def note(self, event: Event) -> None:
+        with _storing(self._path):
+            self._file.write(json.dumps(encode(event), separators=(",", ":")) + "\n")
+
+    def close(self) -> None:
+        with _storing(self._path):
+            self._file.close()
+
+
+def read_events(run: Path, seed: int, rank: int) -> list[Event]:
+    """What happened to a rank's weights, without a line that a crash cut off.
+
+    Raises:
+        RunFolderError: the run recorded nothing, or nothing that can be repeated.
+    """
+    path = journal_file(run, seed, rank)
+    try:
+        whole, _, _torn = path.read_bytes().rpartition(b"\n")
+        head, *lines = [json.loads(line) for line in whole.splitlines()]
+    except FileNotFoundError:
+        raise RunFolderError(f"run has no record of its pairs ({path}); replay one with mix=pair") from None
+    except ValueError as error:
+        raise CorruptFileError(f"record of pairs has a bad line ({path}: {error}); replay another run") from None
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise CorruptFileError(f"file is no record of pairs of this version ({path}); replay another run")
+    if head.get("first"):
+        raise RunFolderError(f"run was resumed, and its record is only of what came after ({path}); replay another")
+    return [decode(line) for line in lines]
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a rank is to do again.
+
+    Args:
+        events: what happens to its weights, in order.
+        asks: by turn, whom it brings its weights to; where one died before it could answer there are two.
+        partners: by turn that it completed, whose answer it took.
+        means: by evaluation, whose weights it was of.
+    """
+
+    deals: tuple[Deal, ...]
+    events: tuple[Event, ...]
+    asks: Mapping[int, tuple[int, ...]]
+    partners: Mapping[int, int]
+    means: Mapping[int, tuple[int, ...]]
+
+
+def make_scripts(journals: Sequence[Sequence[Event]]) -> list[Script]:
+    """From the journals of all ranks to the script of each. Copies that rank 0 never got are left out."""
+    means = {event.number: event.ranks for event in journals[0] if isinstance(event, Mean)}
+    asks: list[dict[int, tuple[int, ...]]] = [{} for _ in journals]
+    for answering, events in enumerate(journals):
+        for event in events:
+            if isinstance(event, Pair):
+                asks[event.rank][event.turn] = (*asks[event.rank].get(event.turn, ()), answering)
+    return [
+        Script(
+            deals=tuple(event for event in events if isinstance(event, Deal)),
+            events=tuple(event for event in events if _is_repeated(event, rank, means)),
+            asks=asks[rank],
+            partners={event.turn: event.partner for event in events if isinstance(event, Step)},
+            means=means,
+        )
+        for rank, events in enumerate(journals)
+    ]
+
+
+def _is_repeated(event: Event, rank: int, means: Mapping[int, tuple[int, ...]]) -> bool:
+    match event:
+        case Look(number):
+            return rank in means.get(number, ())
+        case Pair() | Step():
+            return True
+        case _:
+            return False
+
+
+@contextmanager
+def _storing(path: Path) -> Iterator[None]:
+    """Turns trouble with the disk into StorageError."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(f"pairs could not be recorded ({path}: {reason}); free space") from error

@@ -1,0 +1,99 @@
+"""Steps of elastic averaging, each rank at its own pace: EASGD, algorithm 1 of Zhang, Choromanska and LeCun (2015).
+
+rank r   [step 0][step 1]...[step tau - 1] [step 0][step 1]...      every rank trains by its own optimizer; at the
+         x ->                              x ->                     first step of each tau it sends its weights x to
+            <- centre                         <- centre             the shards, which hold the centre; the answer
+                                                                    comes while the gradient is computed
+
+    shard    sends the centre as it finds it; centre <- centre + alpha (x - centre)
+    rank     x <- x - alpha (x - centre), then its own update, with the gradient at x as it was
+
+Work is dealt out tau shares at a time: each answer says which come after these.
+"""
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from weft.distributed.consistency.parcel import write
+from weft.distributed.consistency.server.link import ShardLink
+from weft.distributed.consistency.server.session import Session
+from weft.distributed.consistency.server.settings import Settings
+from weft.distributed.consistency.server.spring import spring
+from weft.distributed.consistency.server.steps import AbstractSteps
+from weft.graph import GradientSink
+from weft.training.optimizers import OptimizerState
+from weft.training.replicas import Traffic, Update
+
+__all__ = ["ElasticSteps"]
+
+
+@final
+class ElasticSteps(AbstractSteps):
+    """The session's places are this rank's copy of the centre, as its own visit left it."""
+
+    def __init__(self, session: Session, settings: Settings) -> None:
+        self._session = session
+        self._settings = settings
+        self._visitor: dict[str, Tensor] = {}  # the weights that are under way
+        self._stint = 0  # the tau shares that are taken now
+        self._num_taken = 0  # of them
+        self._gradients: dict[str, Tensor | None] = {}
+        self._set_out_at: float | None = None
+        self._traffic = Traffic()
+
+    def start(self) -> None:
+        empty = self._session.mailbox.empty
+        self._visitor = {n: empty(tuple(p.shape), p.dtype) for n, p in self._session.parameters.items()}
+        self._stint, self._num_taken, self._set_out_at = self._session.step, 0, None
+
+    @property
+    def number(self) -> int:
+        return self._stint * self._settings.period + self._num_taken
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._traffic
+
+    def begin(self, weight: float) -> GradientSink:
+        self._gradients = {}
+        self._traffic = Traffic()
+        if self._num_taken == 0:
+            self._visit()
+        return self._gradients.__setitem__
+
+    def _visit(self) -> None:
+        """A copy sets out: the parameters may be moved, to look ahead, while it is under way."""
+        write(self._visitor, self._session.parameters)
+        self._set_out_at = self._session.mailbox.clock.now()
+        for link in self._session.links:
+            link.begin()
+            link.push(self._session.run, self._stint, lr=0.0, weight=1.0, tensors=link.cut(self._visitor))
+
+    def finish(self, update: Update) -> OptimizerState:
+        if self._set_out_at is not None:
+            self._come_back(self._set_out_at)
+            self._set_out_at = None
+        self._num_taken += 1
+        if self._num_taken == self._settings.period:
+            self._stint, self._num_taken = self._session.step, 0
+        return update.apply(self._gradients)
+
+    def _come_back(self, set_out_at: float) -> None:
+        clock = self._session.mailbox.clock
+        waited = clock.now()
+        for link in self._session.links:
+            answer = self._session.take_answer(link, self._stint + 1)
+            if answer is not None and answer.header.get("moved"):  # a shard that was restored has not seen x
+                self._pull_together(link)
+        num_bytes = sum(tensor.nbytes for tensor in self._visitor.values())
+        self._traffic = Traffic(clock.now() - waited, waited - set_out_at, num_bytes)
+
+    @torch.no_grad()
+    def _pull_together(self, link: ShardLink) -> None:
+        """Move this rank's weights, and its copy of the centre as the shard moves the centre."""
+        for piece, centre in zip(link.pieces, link.places, strict=True):
+            force = spring(piece.of(self._visitor[piece.name]), centre, self._settings.alpha)
+            piece.of(self._session.parameters[piece.name]).sub_(force)
+            centre.add_(force)

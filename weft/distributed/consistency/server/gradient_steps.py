@@ -1,0 +1,127 @@
+"""Steps that push gradients, or what the rank's own optimizer made of them, and take up the weights that come back.
+
+backward   [layer 3][layer 2][layer 1]
+shard 1             =====>                  a shard's gradients set out as soon as its last one is there
+shard 0                       =====>
+answer                             <====    new weights of every shard, and which step to take next
+"""
+
+from typing import final
+
+from torch import Tensor
+
+from weft.distributed.consistency.server.link import ShardLink
+from weft.distributed.consistency.server.session import Session
+from weft.distributed.consistency.server.settings import Settings
+from weft.distributed.consistency.server.steps import AbstractSteps
+from weft.graph import GradientSink
+from weft.training.gradients import clip_by_norm
+from weft.training.optimizers import OptimizerState
+from weft.training.replicas import Traffic, Update
+
+__all__ = ["GradientSteps"]
+
+
+@final
+class GradientSteps(AbstractSteps):
+    """The servers update; with `push=difference` every rank does, and the servers add what it changed."""
+
+    def __init__(self, session: Session, settings: Settings) -> None:
+        self._session = session
+        self._settings = settings
+        self._turn = 0  # steps that this rank has taken
+        self._gradients: dict[str, Tensor | None] = {}
+        self._held: list[list[Tensor | None]] = []  # by shard, what waits for its turn
+        self._weight = 0.0
+        self._set_out_at: float | None = None  # when the first gradients of this step did
+        self._early_bytes = 0
+        self._traffic = Traffic()
+
+    def start(self) -> None:
+        self._held = [[None] * len(link.pieces) for link in self._session.links]
+        self._turn = 0
+
+    @property
+    def number(self) -> int:
+        return self._session.step
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._traffic
+
+    def begin(self, weight: float) -> GradientSink:
+        self._gradients, self._weight = {}, weight
+        self._set_out_at, self._early_bytes = None, 0
+        for link in self._session.links:
+            link.begin()
+        return self._add
+
+    def _add(self, name: str, gradient: Tensor | None) -> None:
+        """Send what a shard waits for as soon as it is all there; the last shard's goes with the rest, at the end."""
+        self._gradients[name] = gradient
+        links = self._session.links
+        for link in links:
+            is_completed = link.is_completed_by(name)
+            if is_completed and self._settings.is_sent_early and not all(one.is_complete for one in links):
+                self._set_out_at = self._set_out_at or self._now
+                self._early_bytes += link.send_part(self._session.run, self.number, link.cut(self._gradients))
+
+    def finish(self, update: Update) -> OptimizerState:
+        state = update.state
+        if self._settings.form == "difference":
+            state = self._take_own_step(update)
+        elif self._settings.clips_own and self._settings.clip_norm is not None:
+            self._gradients = dict(clip_by_norm(self._in_order(), self._settings.clip_norm))
+        waited = self._now
+        num_bytes = self._exchange(update.lr)
+        hidden = waited - self._set_out_at if self._set_out_at is not None else 0.0
+        self._traffic = Traffic(self._now - waited, hidden, num_bytes + self._early_bytes)
+        return state
+
+    @property
+    def _now(self) -> float:
+        return self._session.mailbox.clock.now()
+
+    def _exchange(self, lr: float) -> int:
+        """Push to every shard whose turn it is, take its weights; how many bytes were sent."""
+        links, run, step, num_bytes = self._session.links, self._session.run, self.number, 0
+        due = [self._settings.is_due(shard, self._turn) for shard in range(len(links))]
+        for shard, link in enumerate(links):
+            self._hold(shard, link)
+            if due[shard]:
+                num_bytes += link.push(run, step, lr, self._weight, self._held[shard])
+            elif shard == 0:  # it gives out the work, in every step
+                nothing: list[Tensor | None] = [None] * len(link.pieces)
+                link.push(run, step, lr, self._weight, nothing, wants=False)
+        for shard, link in enumerate(links):
+            if due[shard] or shard == 0:
+                self._session.take_answer(link, step + 1, wants=due[shard])
+            if due[shard]:
+                self._held[shard] = [None] * len(link.pieces)
+        self._turn += 1
+        self._catch_up()
+        return num_bytes
+
+    def _hold(self, shard: int, link: ShardLink) -> None:
+        """Gradients of a shard that is not reached in every step are added up until it is."""
+        held = self._held[shard]
+        for index, tensor in enumerate(link.cut(self._gradients)):
+            before = held[index]
+            held[index] = tensor if before is None else before if tensor is None else before + tensor
+
+    def _catch_up(self) -> None:
+        """Shards close rounds each by itself: weights of a shard that is behind shard 0 are asked for again."""
+        behind = [link for link in self._session.links if link.step < self.number]
+        if behind and not self._settings.deals_work and not self._session.is_stopped:
+            self._session.greet(behind, self.number)
+
+    def _take_own_step(self, update: Update) -> OptimizerState:
+        """This rank's own optimizer makes the update; what is pushed is by how much it changed the weights."""
+        parameters = self._session.parameters
+        before = {name: parameter.clone() for name, parameter in parameters.items()}
+        state = update.apply(self._gradients)
+        self._gradients = {n: p - before[n] for n, p in parameters.items() if self._gradients.get(n) is not None}
+        return state
+
+    def _in_order(self) -> dict[str, Tensor | None]:
+        return {name: self._gradients.get(name) for name in self._session.parameters}

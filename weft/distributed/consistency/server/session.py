@@ -1,0 +1,169 @@
+"""A worker's side of all shards: how it begins, whom it asks, what it hears, and how it ends."""
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from weft.distributed.consistency.parcel import write
+from weft.distributed.consistency.server.cut import Piece, cut_evenly, put_together
+from weft.distributed.consistency.server.journal import Summary
+from weft.distributed.consistency.server.link import ShardLink
+from weft.distributed.consistency.server.protocol import InitHeader, Tag, server_address
+from weft.distributed.consistency.server.settings import Settings
+from weft.distributed.mailbox import AbstractMailbox, Message
+from weft.errors import PeerLostError
+from weft.graph import State
+from weft.training.optimizers import OptimizerState, Shared
+
+__all__ = ["Session"]
+
+
+@final
+class Session:
+    """Rank 0 begins; all greet every shard and are sent the weights it holds.
+
+    `places` is where weights that come are written: the parameters, or, where ranks have weights of their own and the
+    shards hold a centre, a copy of the centre.
+
+    Args:
+        seeds: of the trainings to come, in order; what servers record is filed under them.
+    """
+
+    def __init__(self, mailbox: AbstractMailbox, settings: Settings, seeds: Sequence[int]) -> None:
+        self.mailbox = mailbox
+        self._settings = settings
+        self._seeds = iter(seeds)
+        self._seed = 0
+        self.run = -1
+        self._model = State({}, {}, torch.zeros(0))
+        self.parameters: Mapping[str, Tensor] = {}
+        self.places: Mapping[str, Tensor] = {}
+        self.links: list[ShardLink] = []
+        self.has_ended = False
+        self._num_sums = 0
+
+    # Beginning.
+
+    def join(self, model: State) -> None:
+        if self.links:
+            self.sum(torch.zeros(1))  # nobody begins anew before all have ended
+        self._seed = next(self._seeds)
+        self._model = model
+        self.parameters = {name: p.detach() for name, p in model.parameters.items() if p.requires_grad}
+        has_centre = self._settings.form == "elastic"
+        self.places = {n: torch.empty_like(p) for n, p in self.parameters.items()} if has_centre else self.parameters
+        cuts = cut_evenly(self.parameters, self._settings.num_shards, may_cut=self._settings.may_cut)
+        addresses = [server_address(self._settings.num_workers, shard) for shard in range(len(cuts))]
+        self.links = [
+            ShardLink(self.mailbox, address, pieces, self.places)
+            for address, pieces in zip(addresses, cuts, strict=True)
+        ]
+        self.mailbox.await_peers(addresses)
+        self._begin({}, 0, None)
+
+    def begin_again(self, step: int, slots: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
+        """Go on after `step` global batches, with rank 0's weights as they are now, and this optimizer state."""
+        self.sum(torch.zeros(1))  # all have been let go once, and nobody begins before all have
+        self._begin(slots, updates, self._settings.first_after(step))
+
+    def _begin(self, slots: Mapping[str, Mapping[str, Tensor]], updates: int, step: int | None) -> None:
+        self.run, self.has_ended, self._num_sums = self.run + 1, False, 0
+        write(self.places, self.parameters)
+        if self.mailbox.address == 0:
+            self._initialise(slots, updates)
+        self.greet(self.links, step)
+        write(self.parameters, self.places)
+
+    def _initialise(self, slots: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
+        total = sum(parameter.numel() for parameter in self.parameters.values())
+        for number, link in enumerate(self.links):
+            own = [
+                (i, slot, piece.of(tensor) if tensor.shape == self.parameters[piece.name].shape else tensor)
+                for i, piece in enumerate(link.pieces)
+                for slot, tensor in slots.get(piece.name, {}).items()
+            ]
+            buffers = [buffer.detach() for buffer in self._model.buffers.values()] if number == 0 else []
+            header = InitHeader(
+                run=self.run,
+                seed=self._seed,
+                fraction=sum(piece.end - piece.begin for piece in link.pieces) / max(1, total),
+                num_pieces=len(link.pieces),
+                num_buffers=len(buffers),
+                slots=tuple((index, slot) for index, slot, _ in own),
+                updates=updates,
+                clip_norm=None if self._settings.clips_own else self._settings.clip_norm,
+            )
+            link.initialise(header, [*(tensor for _, _, tensor in own), *buffers])
+
+    def greet(self, links: Sequence[ShardLink], step: int | None) -> None:
+        """Ask for weights, and wait for them."""
+        for link in links:
+            link.say_hello(self.run, step)
+        for link in links:
+            self.run, buffers = link.await_welcome()
+            with torch.no_grad():
+                for buffer, tensor in zip(self._model.buffers.values(), buffers, strict=False):
+                    buffer.copy_(tensor)
+
+    # Steps.
+
+    @property
+    def step(self) -> int:
+        """Shard 0 gives out the work."""
+        return self.links[0].step
+
+    def take_answer(self, link: ShardLink, step: int, *, wants: bool = True) -> Message | None:
+        """Wait for an answer; of a server that is lost, for the one in its place, whose welcome has its weights."""
+        try:
+            return link.await_weights(wants=wants)
+        except PeerLostError:
+            link.await_return()
+            self.greet([link], step)
+            return None
+
+    # Decisions, and the end.
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.links[0].is_stopped
+
+    def stop(self) -> None:
+        """Have all ranks stop."""
+        self.links[0].ask(Tag.STOP, self.run)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Over all workers that are left. Whoever asks takes no more steps."""
+        if not self.has_ended:
+            self.has_ended = True
+            for link in self.links:
+                link.ask(Tag.END, self.run)
+        self._num_sums += 1
+        return self.links[0].add(self.run, self._num_sums, tensor)
+
+    def fetch_state(self, state: OptimizerState) -> OptimizerState:
+        """The optimizer state that the servers keep, in place of this rank's."""
+        found: dict[str, dict[str, list[tuple[Piece, Tensor]]]] = {name: {} for name in state.slots}
+        for link in self.links:
+            link.ask(Tag.FETCH, self.run)
+        for link in self.links:
+            message = link.await_state()
+            shared = Shared(*(torch.tensor(float(message.header[k]), dtype=torch.float64) for k in ("lr", "updates")))
+            for (index, slot), tensor in zip(message.header["slots"], message.tensors, strict=True):
+                piece = link.pieces[index]
+                found[piece.name].setdefault(slot, []).append((piece, tensor))
+        slots = {
+            name: {slot: put_together(parts, self.parameters[name]) for slot, parts in own.items()}
+            for name, own in found.items()
+        }
+        return OptimizerState(shared, slots)
+
+    def take_last_weights(self) -> Summary:
+        """Those that the shards hold now, and what shard 0 knows of the whole training."""
+        for link in self.links:
+            link.ask(Tag.PULL, self.run)
+        first, *_ = [link.await_weights() for link in self.links]
+        ages = {int(age): int(count) for age, count in first.header["staleness"]}
+        staleness = tuple(ages.get(age, 0) for age in range(max(ages, default=-1) + 1))
+        return Summary(staleness=staleness, dropped=int(first.header["dropped"]))
