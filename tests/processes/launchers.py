@@ -15,8 +15,10 @@ BIN = Path(sys.executable).parent
 
 
 def mpirun(size: int, *options: str) -> list[str]:
-    """On this host alone: shared memory between ranks, and as root where tests run as root."""
-    local = ["--allow-run-as-root", "--oversubscribe", "--mca", "btl", "self,sm", "--mca", "pml", "ob1"]
+    """On this host alone: shared memory between ranks, which leave the core to each other while they wait; and as root
+    where tests run as root."""
+    local = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
+    local += ["--mca", "btl", "self,sm", "--mca", "pml", "ob1"]
     return [str(BIN / "mpirun"), *local, *options, "-n", str(size), sys.executable]
 
 
