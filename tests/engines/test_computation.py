@@ -109,6 +109,11 @@ def test_given_seconds_are_spread_over_trained_parameters_only() -> None:
     assert model.ready["1.weight"] == 1.0 and model.seconds(100) == 3.0
 
 
+def test_rounding_lets_no_gradient_be_ready_after_its_pass() -> None:
+    """1/3 + (1 - 1/3) * 27 / 27 is above 1 in float64: `fashion_cnn` could not be simulated with given seconds."""
+    assert spread_evenly({"weight": torch.zeros(27)}, 3.0).ready == {"weight": 1.0}
+
+
 @pytest.mark.parametrize("num_samples", [4, 1257])
 def test_a_measured_model_has_every_gradient_in_the_order_of_backward(num_samples: int) -> None:
     recipe = digits_mlp()

@@ -2,16 +2,19 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from weft.distributed.consistency.server import Commit, Release
+from weft.distributed.consistency.server import Commit, Release, read_decisions
 from weft.distributed.consistency.server.decisions import Decision
 from weft.engines.local import STRICT, End, Tolerance
 from weft.engines.place import Place
-from weft.engines.served_proof import audit, judge
+from weft.engines.served_proof import audit, audit_centre, judge
 from weft.engines.serving import Service, tolerance_of, use_replicas
+from weft.engines.simulation import simulate
 from weft.errors import PlanError
+from weft.metrics.run_folder import create_run_folder
 from weft.recipes import find_recipe
 from weft.specs import parse_plan
 
@@ -24,6 +27,10 @@ def test_rank_0_and_holders_of_shards_cannot_be_done_without() -> None:
     assert (shared.expendable, shared.restored) == (frozenset({2, 3}), frozenset())
     own = tolerance_of(parse_plan(ASYNC.format(",place=own")))
     assert (own.expendable, own.restored) == (frozenset({1, 2, 3}), frozenset({4, 5}))
+    hosts = tolerance_of(parse_plan("data=5 consistency=async topology=server(inner=2)"))
+    assert (hosts.expendable, hosts.restored) == (frozenset({1, 3}), frozenset())
+    own_hosts = tolerance_of(parse_plan("data=5 consistency=async topology=server(1,own,2)"))
+    assert own_hosts.restored == frozenset({5, 6, 7, 8})
 
 
 def test_only_the_killed_are_spared_or_restored() -> None:
@@ -54,6 +61,23 @@ def test_the_proof_tells_the_first_fault() -> None:
     assert not proof.passed and "1 steps ahead of the slowest" in proof.finding
     assert not judge(plan, 1, [], is_same=False).passed
     assert judge(plan, 1, audit(plan, ahead[:3]), is_same=True).passed
+
+
+@pytest.mark.parametrize(
+    ("told", "is_right"),
+    [("elastic(2,beta=0.9)", True), ("elastic(2,beta=1.2)", False), ("elastic(3,beta=0.9)", False)],
+)
+def test_the_centre_is_held_to_the_equations(told: str, is_right: bool, tmp_path: Path) -> None:
+    """The planted faults are a run whose alpha, or whose tau, is not that of the plan which it is said to follow."""
+    recipe = find_recipe("digits_mlp").with_setting("batch_size", "256").with_setting("epochs", "2")
+    ran, said = (
+        recipe.with_setting("plan", f"data=3 consistency={scheme} topology=server(shards=2)")
+        for scheme in ("elastic(2,beta=0.9)", told)
+    )
+    record = simulate(ran, folder=create_run_folder(tmp_path / "run", ran.name), compute=0.01).record
+    decisions = [read_decisions(tmp_path / "run", 0, shard) for shard in range(2)]
+    faults = audit_centre(said, 0, decisions, record.repetitions[0].hashes["parameters"], num_threads=1)
+    assert (faults == []) == is_right
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def test_an_empty_text_is_one_rank() -> None:
 
 @pytest.mark.parametrize("text", ["topology=server(2) data=4", "topology=server(shards=2) data=4"])
 def test_parameters_by_place_and_by_name(text: str) -> None:
-    assert parse_plan(text).topology == Choice("server", (("shards", 2), ("place", "shared")))
+    assert parse_plan(text).topology == Choice("server", (("shards", 2), ("place", "shared"), ("inner", 1)))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,12 @@ def test_parameters_by_place_and_by_name(text: str) -> None:
         ("data=2 data=4", "given twice"),
         ("topology=rnig", "did you mean 'ring'"),
         ("topology=server(shard=2)", "did you mean 'shards'"),
-        ("topology=server(1,own,2)", "too many parameters"),
+        ("topology=server(1,own,2,3)", "too many parameters"),
+        ("data=4 topology=server(inner=2)", "nearest: data=4 topology=server(shards=1)"),
+        ("data=4 consistency=stale topology=server(inner=2)", "joins gradients that are used as they arrive"),
+        ("data=4 consistency=elastic topology=server(inner=2)", "joins gradients that are used as they arrive"),
+        ("data=4 consistency=async(parts=2) topology=server(inner=2)", "reaches every shard with every push"),
+        ("data=2 consistency=async topology=server(inner=3)", "topology=server(shards=1,inner=2)"),
         ("topology=server(1,mine)", "known: own, shared"),
         ("data=2 consistency=async", "nearest: data=2 consistency=async(lr=share) topology=server(shards=1)"),
         ("data=2 consistency=stale(-1) topology=server", "above zero"),
@@ -130,10 +135,14 @@ def test_the_nearest_plan_of_every_refusal_is_valid(refusal: object) -> None:
         Plan(data=2, consistency=with_parameters(usual["local"], outer_lr=0.5)),
         Plan(data=2, consistency=with_parameters(usual["local"], outer="nesterov", outer_momentum=1.0)),
         Plan(data=2, consistency=with_parameters(usual["elastic"], beta=2.0)),
+        Plan(data=2, consistency=with_parameters(usual["gossip"], mix="after", lost="drop")),
         Plan(data=2, consistency=with_parameters(usual["backup"], workers=2), topology=server),
         Plan(data=2, consistency=with_parameters(usual["backup"], deadline="soon"), topology=server),
         Plan(data=2, consistency=with_parameters(usual["stale"], lr="full"), topology=server),
         Plan(data=2, topology=with_parameters(server, place="own")),
+        Plan(data=4, topology=with_parameters(server, inner=2)),
+        Plan(data=2, consistency=usual["async"], topology=with_parameters(server, inner=3)),
+        Plan(data=4, consistency=with_parameters(usual["async"], parts=2), topology=with_parameters(server, inner=2)),
     ]
     hits = [plan for plan in refused if refusal.applies(plan)]  # type: ignore[attr-defined]
     assert hits
@@ -146,8 +155,22 @@ def test_zero_is_a_bound_and_a_number_of_backup_workers() -> None:
     assert parse_plan("data=2 consistency=backup(0) topology=server").consistency["workers"] == 0
 
 
+def test_the_centre_of_elastic_ranks_is_at_servers_or_among_them() -> None:
+    assert parse_plan("data=2 consistency=elastic(4) topology=server(1,own)").is_served
+    assert not parse_plan("data=2 consistency=elastic(4)").is_served
+
+
 def test_servers_of_their_own_are_processes_beside_the_ranks() -> None:
     plan = parse_plan("data=2 consistency=async topology=server(3,own)")
     assert (plan.num_ranks, plan.num_processes) == (2, 5)
     assert plan.roles == ("worker", "worker", "server 0", "server 1", "server 2")
     assert parse_plan("data=3").roles == ("worker",) * 3
+
+
+def test_host_servers_come_last_or_share_the_first_worker_of_their_host() -> None:
+    own = parse_plan("data=5 consistency=async topology=server(shards=1,place=own,inner=2)")
+    assert (own.num_hosts, own.num_processes) == (3, 9)
+    assert own.roles[5:] == ("server 0", "host server 0", "host server 1", "host server 2")
+    shared = parse_plan("data=5 consistency=async topology=server(shards=2,inner=2)")
+    assert shared.num_processes == 5 and shared.num_addresses == 10
+    assert shared.roles[:3] == ("worker, server 0, host server 0", "worker, server 1", "worker, host server 1")

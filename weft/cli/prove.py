@@ -43,6 +43,7 @@ def prove(
     from weft.cli.output import print_json
     from weft.engines.convergence import check_convergence, check_target
     from weft.engines.executor_proof import prove_executors
+    from weft.engines.paired_proof import prove_paired
     from weft.engines.proving import prove as prove_plan
     from weft.engines.served_proof import prove_served
     from weft.errors import UsageError
@@ -60,6 +61,9 @@ def prove(
         pair = (executor[0], executor[1] if len(executor) == 2 else "eager")
         proof: Any = prove_executors(chosen, *pair, seed=seed, num_steps=steps, tolerance=tolerance)
         shown = {"executors": pair}
+    elif parse_plan(chosen.mutable.plan).is_mailed:
+        proof = prove_paired(chosen, seed=seed, num_steps=steps, tolerance=1e-5 if tolerance is None else tolerance)
+        shown = {"plan": chosen.mutable.plan}
     elif parse_plan(chosen.mutable.plan).is_served:
         proof = prove_served(chosen, seed=seed, num_steps=steps)
         shown = {"plan": chosen.mutable.plan}

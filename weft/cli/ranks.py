@@ -83,7 +83,7 @@ def _join(place: Place, make_job: Callable[[int | None], Job], *, quiet: bool) -
         made = make_job(group.size) if group.rank == 0 else None
         job = _tell(group, made)
         plan = parse_plan(job.recipe.mutable.plan)
-        if plan.is_served:
+        if plan.is_served or plan.is_mailed:
             _join_and_train(job, place, quiet=quiet)
         else:
             _train(job, carry_out(plan, group, buffers=job.recipe.mutable.buffers), quiet=quiet)

@@ -14,7 +14,7 @@ __all__ = ["compare_replay", "replayed_job"]
 
 
 def replayed_job(path: Path, out: Path | None, given: Sequence[str]) -> "Job":
-    """A new run of the recipe, plan and seeds of another, whose servers decide as they did there."""
+    """A new run of the recipe, plan and seeds of another, whose servers and pairs decide as they did there."""
     from weft.cli.job import Job
     from weft.metrics.record_file import read_record
     from weft.metrics.run_folder import create_run_folder, open_run_folder

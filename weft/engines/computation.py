@@ -81,7 +81,7 @@ def spread_evenly(parameters: Mapping[str, Tensor], seconds: float) -> ComputeMo
     ready, done = {}, 0
     for name, parameter in reversed(list(trained.items())):
         done += parameter.numel()
-        ready[name] = FORWARD_SHARE + (1 - FORWARD_SHARE) * done / total
+        ready[name] = min(1.0, FORWARD_SHARE + (1 - FORWARD_SHARE) * done / total)  # rounding may exceed 1
     return ComputeModel(seconds, 0.0, 0.0, ready)
 
 

@@ -3,21 +3,27 @@
 data=2 consistency=async topology=server(shards=2)            process 0: worker 0, shard 0     in two threads
                                                               process 1: worker 1, shard 1
 data=2 consistency=async topology=server(2,place=own)         process 0, 1: workers     process 2, 3: shards
+data=4 consistency=async topology=server(1,inner=2)           process 0: worker 0, shard 0, host server 0
+                                                              process 2: worker 2, host server 1
 """
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from weft.distributed.consistency.server import (
+    HostSpec,
+    Joins,
     ServedReplicas,
     ServerSpec,
+    Summary,
     make_policy,
     read_decisions,
     serve,
-    server_address,
+    serve_host,
     settings_of,
 )
 from weft.distributed.consistency.server.script import Script
@@ -25,6 +31,7 @@ from weft.distributed.mailbox import AbstractMailbox
 from weft.distributed.placement import carry_out
 from weft.engines.local import STRICT, Tolerance
 from weft.engines.meeting import meet
+from weft.engines.pairing import Pairing, use_paired
 from weft.engines.place import Place
 from weft.engines.post import join_post
 from weft.errors import PlanError
@@ -35,6 +42,13 @@ from weft.training.recipe import Recipe
 from weft.training.replicas import AbstractReplicas
 
 __all__ = ["Service", "tolerance_of", "use_replicas"]
+
+
+Charge = Callable[[AbstractOptimizer, float], AbstractOptimizer]
+"""Wraps an optimizer, given the shard's part of all elements, so that updates take virtual time."""
+
+Server = Callable[[AbstractMailbox], Summary]
+"""Serves until all workers have left."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +71,7 @@ class Service:
     def plan(self) -> Plan:
         return parse_plan(self.recipe.mutable.plan)
 
-    def spec(
-        self, shard: int, charge: Callable[[AbstractOptimizer, float], AbstractOptimizer] | None = None
-    ) -> ServerSpec:
+    def spec(self, shard: int, charge: Charge | None = None) -> ServerSpec:
         """What one server needs to know.
 
         Args:
@@ -78,6 +90,8 @@ class Service:
             rate=settings.rate,
             form=settings.form,
             alpha=settings.alpha,
+            num_shards=settings.num_shards,
+            inner=settings.inner,
             make_policy=lambda seed, is_fresh: (
                 Script(scripts[seed]) if scripts else make_policy(plan.consistency, plan.num_ranks, is_fresh=is_fresh)
             ),
@@ -86,19 +100,47 @@ class Service:
             kept=self.kept / f"shard-{shard}.safetensors" if self.kept else None,
         )
 
+    def pairing(self, patience: float = 3600.0) -> Pairing:
+        """Of a plan whose ranks average in pairs, and need no servers."""
+        return Pairing(self.plan, self.seeds, self.run, self.replay, patience)
+
+    def host_spec(self, host: int) -> HostSpec:
+        """What one host server needs to know."""
+        plan, replay = self.plan, self.replay
+        scripts = {seed: read_decisions(replay, seed, host, "host") for seed in self.seeds} if replay else None
+        return HostSpec(
+            host=host,
+            num_workers=plan.num_ranks,
+            num_shards=int(plan.topology["shards"]),
+            inner=int(plan.topology["inner"]),
+            plan=str(plan),
+            make_joins=lambda seed: Joins(scripts[seed]) if scripts else Joins(),
+            run=self.run,
+            kept=self.kept / f"host-{host}.begun" if self.kept else None,
+        )
+
+    def server(self, number: int, charge: Charge | None = None) -> Server:
+        """What the server of this number does with its mailbox: the shards come first, then the host servers."""
+        num_shards = int(self.plan.topology["shards"])
+        if number < num_shards:
+            return partial(serve, spec=self.spec(number, charge))
+        return partial(serve_host, spec=self.host_spec(number - num_shards))
+
     def worker(self, mailbox: AbstractMailbox) -> ServedReplicas:
         settings = settings_of(self.plan, build_optimizer(self.recipe), self.recipe.mutable.clip_norm)
         return ServedReplicas(mailbox, settings, self.seeds)
 
 
 def tolerance_of(plan: Plan) -> Tolerance:
-    """Which processes a run can lose: workers other than rank 0, which keeps the record, unless they hold a shard; and
-    servers of their own, which are restored."""
+    """Which processes a run can lose: workers other than rank 0, which keeps the record, unless they are servers too;
+    and servers of their own, which are restored."""
+    if plan.is_mailed:
+        return Tolerance(frozenset(range(1, plan.num_ranks)))
     if not plan.is_served:
         return STRICT
-    holders = int(plan.topology["shards"]) if plan.num_processes == plan.num_ranks else 1
-    workers, servers = range(holders, plan.num_ranks), range(plan.num_ranks, plan.num_processes)
-    return Tolerance(frozenset(workers), frozenset(servers))
+    roles = dict(enumerate(plan.roles))
+    workers = {rank for rank, role in roles.items() if role == "worker" and rank > 0}
+    return Tolerance(frozenset(workers), frozenset(range(plan.num_ranks, plan.num_processes)))
 
 
 @contextmanager
@@ -108,6 +150,10 @@ def use_replicas(service: Service, place: Place) -> Iterator[AbstractReplicas | 
     if plan.is_served:
         with _use_served(service, place) as served:
             yield served
+        return
+    if plan.is_mailed:
+        with use_paired(service.pairing(), place) as paired:
+            yield paired
         return
     group = meet(place)
     try:
@@ -124,18 +170,18 @@ def _use_served(service: Service, place: Place) -> Iterator[AbstractReplicas | N
     if place.size != plan.num_processes:
         numbers = f"plan: {plan.num_processes}, started: {place.size}"
         raise PlanError(f"plan needs another number of processes than there are ({numbers}); start as many")
-    known = range(num_workers + int(plan.topology["shards"]))
+    known = range(plan.num_addresses)
 
     def open_at(address: int) -> AbstractMailbox:
         return join_post(place, address=address, known=known)
 
     if place.rank >= num_workers:
         kept = Path(place.meeting) if place.starter == "weft" else None
-        _serve(open_at(place.rank), replace(service, kept=kept).spec(place.rank - num_workers))
+        _serve(open_at(place.rank), replace(service, kept=kept).server(place.rank - num_workers))
         yield None
         return
-    shards = [place.rank] if plan.num_processes == num_workers and place.rank < int(plan.topology["shards"]) else []
-    with _use_servers([(open_at(server_address(num_workers, shard)), service.spec(shard)) for shard in shards]):
+    beside = _servers_of(plan, place.rank)
+    with _use_servers([(open_at(num_workers + number), service.server(number)) for number in beside]):
         mailbox = open_at(place.rank)
         try:
             yield service.worker(mailbox)
@@ -143,25 +189,34 @@ def _use_served(service: Service, place: Place) -> Iterator[AbstractReplicas | N
             mailbox.close()
 
 
-def _serve(mailbox: AbstractMailbox, spec: ServerSpec) -> None:
+def _servers_of(plan: Plan, rank: int) -> list[int]:
+    """The servers that share the process of a rank: a shard, and a host server if the rank is the first of its host."""
+    if plan.num_processes > plan.num_ranks:
+        return []
+    shards, inner = int(plan.topology["shards"]), int(plan.topology["inner"])
+    hosts = [shards + rank // inner] if plan.num_hosts and rank % inner == 0 else []
+    return [*([rank] if rank < shards else []), *hosts]
+
+
+def _serve(mailbox: AbstractMailbox, server: Server) -> None:
     try:
-        serve(mailbox, spec)
+        server(mailbox)
     finally:
         mailbox.close()
 
 
 @contextmanager
-def _use_servers(servers: Sequence[tuple[AbstractMailbox, ServerSpec]]) -> Iterator[None]:
+def _use_servers(servers: Sequence[tuple[AbstractMailbox, Server]]) -> Iterator[None]:
     """Serve in threads, to the end if the block ends well; the first error of a server is raised."""
     errors: list[Exception] = []
 
-    def body(mailbox: AbstractMailbox, spec: ServerSpec) -> None:
+    def body(mailbox: AbstractMailbox, server: Server) -> None:
         try:
-            _serve(mailbox, spec)
+            _serve(mailbox, server)
         except Exception as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=body, args=server, name=f"server {server[1].shard}") for server in servers]
+    threads = [threading.Thread(target=body, args=server, name=f"server {server[0].address}") for server in servers]
     for thread in threads:
         thread.start()
     try:

@@ -5,13 +5,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import cast
 
 from weft.distributed.collectives import AlgorithmChoice, AlgorithmName
-from weft.distributed.consistency.server import serve
 from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.faulty import Fault
 from weft.distributed.group.group import AbstractGroup
@@ -20,6 +19,7 @@ from weft.distributed.mailbox import FaultyMailbox, VirtualMailbox
 from weft.distributed.placement import carry_out
 from weft.engines.computation import ChargingOptimizer, ComputeModel, charge_task, spread_evenly
 from weft.engines.pace import Pace
+from weft.engines.pairing import Pairing
 from weft.engines.proving import use_threads
 from weft.engines.serving import Service
 from weft.engines.stragglers import Straggler, check_ranks, slowness
@@ -122,8 +122,8 @@ def simulate(
     with use_determinism(), use_threads(1), use_one_core(), _use_failed_record(folder):
         result = run_virtual(
             program,
-            plan.num_ranks + (int(plan.topology["shards"]) if plan.is_served else 0),
-            network=network,
+            plan.num_addresses,
+            network=with_host_servers(network, plan),
             choice=choice_of(plan, network),
             faults=faults,
             timeout=TIMEOUT_SECONDS,
@@ -164,17 +164,36 @@ class _RankProgram:
     faults: Sequence[Fault] = ()
     replay: Path | None = None
 
+    @cached_property
+    def pairing(self) -> Pairing:
+        """Shared by workers and desks of a plan that averages in pairs."""
+        return Service(self.recipe, tuple(self.seeds), self.folder.path, self.replay).pairing(TIMEOUT_SECONDS)
+
     def __call__(self, group: AbstractGroup) -> tuple[RunRecord, list[float]] | None:
         """The record, and of each training the share of its time that this rank was idle; None of a server."""
         plan = parse_plan(self.recipe.mutable.plan)
+        if plan.is_mailed:
+            return self._pair(group, plan.num_ranks)
         if not plan.is_served:
             return self._train(group, carry_out(_over_messages(plan), group, buffers=self.recipe.mutable.buffers))
         service = Service(self.recipe, tuple(self.seeds), run=self.folder.path, replay=self.replay)
         mailbox = FaultyMailbox(VirtualMailbox(group), self.faults, die=die)
         if group.rank < plan.num_ranks:
             return self._train(group, service.worker(mailbox))
-        serve(mailbox, service.spec(group.rank - plan.num_ranks, partial(self._charge, group.clock)))
+        service.server(group.rank - plan.num_ranks, partial(self._charge, group.clock))(mailbox)
         return None
+
+    def _pair(self, group: AbstractGroup, size: int) -> tuple[RunRecord, list[float]] | None:
+        """A worker, or the desk of one, which dies with it."""
+        own = [replace(fault, rank=group.rank) for fault in self.faults if fault.rank == group.rank % size]
+        mailbox = FaultyMailbox(VirtualMailbox(group), own, die=die)
+        if group.rank >= size:
+            self.pairing.keep_desk(mailbox)
+            return None
+        replicas = self.pairing.worker(mailbox)
+        result = self._train(group, replicas)
+        replicas.depart()
+        return result
 
     def _charge(self, clock: AbstractClock, optimizer: AbstractOptimizer, fraction: float) -> AbstractOptimizer:
         """A server's updates take their time too."""
@@ -244,6 +263,15 @@ def clock_rules(network: NetworkModel, compute: ComputeModel, stragglers: Sequen
         "time is virtual and starts when the ranks do; nothing is saved on the way; a message takes "
         f"{network.between.alpha:g} s and {network.between.beta:g} s/B{inside}, computation {compute}{slow}"
     )
+
+
+def with_host_servers(network: NetworkModel, plan: Plan) -> NetworkModel:
+    """The network, with every host server on the host of its first worker."""
+    first, inner = plan.num_addresses - plan.num_hosts, int(dict(plan.topology.parameters).get("inner", 1))
+    if not network.ranks_per_host:
+        return network
+    guests = tuple((first + number, network.host_of(number * inner)) for number in range(plan.num_hosts))
+    return replace(network, guests=guests)
 
 
 def choice_of(plan: Plan, network: NetworkModel) -> AlgorithmChoice | None:

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from weft.graph.capture import capture
 from weft.graph.eager import EagerExecutor
 from weft.graph.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
-from weft.graph.fusion import fuse
 from weft.graph.graph import Graph
 from weft.graph.latest import Latest
 from weft.graph.module_steps import Update, inference_step, training_step
-from weft.graph.planned import Arena, PlannedProgram, Terms
+from weft.graph.planned import Arena, Terms, fused_program
 from weft.graph.program import AbstractProgram, MakeProgram
 from weft.graph.rewrites import rewrite
 from weft.graph.structure import fill, pick
@@ -115,7 +114,7 @@ def _planner(fused: bool, folder: Path | None) -> MakeProgram:
 
     def make(graph: Graph, sunk: str) -> AbstractProgram:
         terms = Terms(kept=("state.parameters",), replaced=("state.buffers",), sunk=sunk)
-        return PlannedProgram(fuse(graph) if fused else graph, terms, arena=arena, folder=folder)
+        return fused_program(graph, terms, may_round=fused, arena=arena, folder=folder)
 
     return make
 

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from weft.errors import GraphError
 from weft.graph.capture import capture
 from weft.graph.executor import Loss, Outputs, State
-from weft.graph.fusion import fuse
 from weft.graph.latest import Latest
 from weft.graph.module_steps import Update, updating_step
-from weft.graph.planned import Arena, PlannedProgram, Terms
+from weft.graph.planned import Arena, PlannedProgram, Terms, fused_program
 from weft.graph.program import refuse
 from weft.graph.rewrites import rewrite
 from weft.graph.structure import flatten, paths_of
@@ -112,7 +111,7 @@ class WholeStep:
         if len(graph.placeholders) != len(flatten(tensors)[0]) + len(flatten(data)[0]):
             raise GraphError("a tensor of the batch is also in the state; clone it")
         terms = Terms(replaced=("state",), guard="loss")
-        return PlannedProgram(fuse(graph) if self._fused else graph, terms, arena=self._arena, folder=self._folder)
+        return fused_program(graph, terms, may_round=self._fused, arena=self._arena, folder=self._folder)
 
 
 def _state(state: State, memory: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     sync      an all-reduce of the gradients in every step
     local     an all-reduce of the weights in every H-th step, and of the optimizer's state where it is averaged
-    gossip    the weights to each of d neighbours in every step
+    gossip    the weights to each of d neighbours in every step; in pairs, those of the ranks that ask, there and back
     elastic   the weights to rank 0 and the centre back, for each rank in every tau-th step
 
 Means over steps. What evaluations, checkpoints and stop wishes send is not in them.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from weft.errors import UsageError
 from weft.planning.collective_cost import AllReduceAlgorithm, all_reduce_cost
+from weft.planning.gossip_graphs import make_split
 from weft.specs.plan import Choice
 
 __all__ = ["ConsistencyCost", "consistency_cost", "num_neighbours"]
@@ -48,6 +49,11 @@ def consistency_cost(
         return ConsistencyCost(cost.rounds, cost.rank_bytes, cost.total_bytes, 0)
     if choice.name == "local":
         return _local(choice, size, num_bytes, algorithm, state_bytes)
+    if choice.name == "gossip" and choice["mix"] == "pair":
+        split = make_split(str(choice["graph"]), size)
+        # By chance some rank that answers is asked more often than others; the busiest one of the long run.
+        busiest = max(1.0, split.load()) * num_bytes
+        return ConsistencyCost(2, busiest, 2 * split.num_asking * num_bytes, 2)
     if choice.name == "gossip":
         degree = num_neighbours(str(choice["graph"]), size)
         return ConsistencyCost(1, degree * num_bytes, size * degree * num_bytes, 1)

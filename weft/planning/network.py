@@ -40,7 +40,8 @@ class NetworkModel:
     """Costs of messages. Without `ranks_per_host` every rank is a host of its own.
 
     `host_beta` and `backbone_beta` are seconds per byte of the shared links, None where they are never the bottleneck;
-    `gamma` is the seconds that a rank's network side takes to reduce one byte.
+    `gamma` is the seconds that a rank's network side takes to reduce one byte; `guests` are ranks, each with the host
+    that it is on although its number is not of that host.
     """
 
     between: Link
@@ -50,9 +51,11 @@ class NetworkModel:
     backbone_beta: float | None = None
     gamma: float = 0.0
     slow: tuple[SlowPair, ...] = ()
+    guests: tuple[tuple[int, int], ...] = ()
 
     def host_of(self, rank: int) -> int:
-        return rank // self.ranks_per_host if self.ranks_per_host else rank
+        home = rank // self.ranks_per_host if self.ranks_per_host else rank
+        return next((host for guest, host in self.guests if guest == rank), home)
 
     def link(self, source: int, target: int) -> Link:
         """Cost of a message that meets no other."""
@@ -98,7 +101,7 @@ class LinkSchedule:
             raise UsageError(f"network has no ranks (size: {size}); give at least 1")
         self._model = model
         self._size = size
-        num_hosts = model.host_of(size - 1) + 1
+        num_hosts = max(model.host_of(rank) for rank in range(size)) + 1
         self._up, self._down = 2 * size, 2 * size + num_hosts
         self._backbone = 2 * size + 2 * num_hosts
         self._free = [0.0] * (self._backbone + 1)

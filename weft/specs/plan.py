@@ -56,9 +56,13 @@ AXES: Mapping[str, Mapping[str, Value]] = {
         ),
         "elastic": Value({"steps": 8, "beta": 0.9}, is_available=True),
         "gossip": Value(
-            {"graph": "ring", "mix": "during"},
+            {"graph": "ring", "mix": "during", "lost": "end"},
             is_available=True,
-            words={"graph": ("ring", "torus", "exponential", "complete"), "mix": ("during", "after")},
+            words={
+                "graph": ("ring", "torus", "exponential", "complete"),
+                "mix": ("during", "after", "pair"),
+                "lost": ("end", "drop"),
+            },
         ),
     },
     "topology": {
@@ -68,7 +72,9 @@ AXES: Mapping[str, Mapping[str, Value]] = {
         "tree": Value(is_available=True),
         "halving_doubling": Value(is_available=True),
         "hierarchical": Value({"inner": 2}, is_available=True),
-        "server": Value({"shards": 1, "place": "shared"}, is_available=True, words={"place": ("shared", "own")}),
+        "server": Value(
+            {"shards": 1, "place": "shared", "inner": 1}, is_available=True, words={"place": ("shared", "own")}
+        ),
         "neighbours": Value({"graph": "ring"}),
     },
     "compress": {
@@ -131,9 +137,31 @@ class Plan:
         return self.consistency.name in ("async", "stale", "backup") or _is_served_centre(self)
 
     @property
+    def is_paired(self) -> bool:
+        """Whether ranks meet one neighbour at a time, each at its own pace."""
+        return self.consistency.name == "gossip" and self.consistency["mix"] == "pair"
+
+    @property
+    def is_mailed(self) -> bool:
+        """Whether ranks gossip over the mailbox, and go on without those that die."""
+        return self.is_paired or (self.consistency.name == "gossip" and self.consistency["lost"] == "drop")
+
+    @property
+    def num_addresses(self) -> int:
+        """Ranks, and those who answer beside them over the mailbox: servers, or a desk for every rank."""
+        servers = int(self.topology["shards"]) + self.num_hosts if self.is_served else 0
+        beside = self.num_ranks if self.is_mailed else servers
+        return self.num_ranks + beside
+
+    @property
     def num_processes(self) -> int:
         """Ranks, and the servers that are processes of their own; these come after the ranks."""
-        return self.num_ranks + (int(self.topology["shards"]) if _has_own_servers(self) else 0)
+        return self.num_ranks + (int(self.topology["shards"]) + self.num_hosts if _has_own_servers(self) else 0)
+
+    @property
+    def num_hosts(self) -> int:
+        """Host servers, each in front of the global ones for `inner` ranks, the last for those that are left."""
+        return -(-self.num_ranks // _inner(self)) if _inner(self) > 1 else 0
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -143,13 +171,20 @@ class Plan:
         ('worker', 'worker', 'server 0')
         >>> parse_plan("data=2 consistency=async topology=server").roles
         ('worker, server 0', 'worker')
+        >>> parse_plan("data=3 consistency=async topology=server(inner=2)").roles
+        ('worker, server 0, host server 0', 'worker', 'worker, host server 1')
         """
+        workers = ("worker",) * self.num_ranks
         if self.topology.name != "server":
-            return ("worker",) * self.num_ranks
-        shards = int(self.topology["shards"])
+            return workers
+        servers = [f"server {shard}" for shard in range(int(self.topology["shards"]))]
+        hosts = [f"host server {host}" for host in range(self.num_hosts)]
         if self.num_processes > self.num_ranks:
-            return ("worker",) * self.num_ranks + tuple(f"server {shard}" for shard in range(shards))
-        return tuple(f"worker, server {rank}" if rank < shards else "worker" for rank in range(self.num_ranks))
+            return (*workers, *servers, *hosts)
+        shared = {rank: [name] for rank, name in enumerate(servers)}
+        for host, name in enumerate(hosts):
+            shared.setdefault(host * _inner(self), []).append(name)
+        return tuple(", ".join([role, *shared.get(rank, ())]) for rank, role in enumerate(workers))
 
     def __str__(self) -> str:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -188,6 +223,11 @@ def _meets_at_servers(plan: Plan) -> bool:
 
 def _has_own_servers(plan: Plan) -> bool:
     return dict(plan.topology.parameters).get("place") == "own"
+
+
+def _inner(plan: Plan) -> int:
+    """Ranks to a host server; 1 means none."""
+    return int(dict(plan.topology.parameters).get("inner", 1)) if plan.topology.name == "server" else 1
 
 
 def _server() -> Choice:
@@ -263,6 +303,11 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, topology=Choice("native")),
     ),
     Refusal(
+        lambda plan: plan.is_mailed and plan.consistency["mix"] == "after",
+        "ranks that may die send their weights before the gradient, and mix what has come",
+        lambda plan: replace(plan, consistency=_with(plan.consistency, mix="during")),
+    ),
+    Refusal(
         lambda plan: _is_relaxed(plan) and plan.compress.name != "none",
         "gradients are compressed, and this consistency sends weights",
         lambda plan: replace(plan, compress=Choice("none")),
@@ -293,6 +338,21 @@ REFUSALS: tuple[Refusal, ...] = (
         ),
         "more server shards than ranks to hold them",
         lambda plan: replace(plan, topology=_with(plan.topology, shards=plan.num_ranks)),
+    ),
+    Refusal(
+        lambda plan: _inner(plan) > 1 and plan.consistency.name != "async",
+        "a host server joins gradients that are used as they arrive, and no others",
+        lambda plan: replace(plan, topology=_with(plan.topology, inner=1)),
+    ),
+    Refusal(
+        lambda plan: _inner(plan) > 1 and plan.consistency.name == "async" and int(plan.consistency["parts"]) > 1,
+        "a host server reaches every shard with every push",
+        lambda plan: replace(plan, consistency=_with(plan.consistency, parts=1)),
+    ),
+    Refusal(
+        lambda plan: _inner(plan) > plan.num_ranks,
+        "more ranks to a host server than there are",
+        lambda plan: replace(plan, topology=_with(plan.topology, inner=plan.num_ranks)),
     ),
     Refusal(
         lambda plan: plan.topology.name == "hierarchical" and plan.num_ranks % int(plan.topology["inner"]) != 0,

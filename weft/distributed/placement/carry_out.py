@@ -24,6 +24,8 @@ def carry_out(plan: Plan, group: AbstractGroup, *, buffers: Literal["mean", "ran
         raise PlanError(f"plan needs another number of ranks than there are ({numbers}); --workers {group.size}")
     if plan.is_served:
         raise PlanError(f"ranks of this plan meet at servers, not in a group ({plan}); use weft run or weft simulate")
+    if plan.is_mailed:
+        raise PlanError(f"ranks of this plan meet by mail, not in a group ({plan}); use weft run or weft simulate")
     if group.size == 1:
         return SoloReplicas()
     group = with_topology(group, plan)

@@ -22,7 +22,7 @@ from weft.graph.fusion import region_of
 from weft.graph.planned.aliases import is_look, owners_of, owns_its_outputs
 from weft.graph.planned.arena import Span, place_all
 from weft.graph.planned.variants import is_pointwise, written_into
-from weft.graph.rewrites.memory import layout_of
+from weft.graph.rewrites.memory import fills_memory, layout_of
 
 __all__ = ["NORM", "PLAIN_NORM", "Homes", "plan_homes"]
 
@@ -107,7 +107,7 @@ class _Planner:
             self._settle_output(number, node, maker)
             return
         if node not in self._leaving and _is_plain(node) and written_into(node) is not None:
-            over = self._over(number, node) if is_pointwise(node) else self._own_state(number, node)
+            over = self._over(node, node) if is_pointwise(node) else self._own_state(node)
             self._write(number, node, over)
         else:
             self._take(node, node)
@@ -116,8 +116,10 @@ class _Planner:
         return Homes(self._place, *place_all(self._spans))
 
     def _settle_output(self, number: int, node: fx.Node, maker: fx.Node) -> None:
-        if region_of(maker.target) is not None and node not in self._leaving and _is_plain(node):
-            self._write(number, node, self._own_state(number, node))
+        region = region_of(maker.target)
+        if region is not None and node not in self._leaving and _is_plain(node):
+            is_in_step = all(is_pointwise(inside) for inside in region.nodes.nodes if inside.op == "call_function")
+            self._write(number, node, self._over(node, maker) if is_in_step else self._own_state(node))
         else:
             self._take(node, self._statistics(maker).get(node, node))
 
@@ -134,19 +136,19 @@ class _Planner:
             self._norms[maker] = made if is_free else {}
         return self._norms[maker]
 
-    def _over(self, number: int, node: fx.Node) -> fx.Node | None:
+    def _over(self, node: fx.Node, maker: fx.Node) -> fx.Node | None:
         """The memory of an operand that the value of an element-wise call can take."""
-        own = self._own_state(number, node)
+        own = self._own_state(node)
         if own is not None:
             return own
-        operands = [source for source in node.all_input_nodes if source in self._place]
+        operands = [source for source in maker.all_input_nodes if source in self._place]
         for operand in sorted(operands, key=lambda operand: not self._leads_home(operand, node)):
             is_alike = layout_of(operand.meta["val"]) == layout_of(node.meta["val"])
-            if is_alike and self._may_follow(number, node, operand):
+            if is_alike and self._may_follow(node, maker, operand):
                 return self._place[operand]
         return None
 
-    def _own_state(self, number: int, node: fx.Node) -> fx.Node | None:
+    def _own_state(self, node: fx.Node) -> fx.Node | None:
         """The old state that this value replaces, if its memory is free."""
         for old in self._becomes.get(node, ()):
             if layout_of(old.meta["val"]) != layout_of(node.meta["val"]):
@@ -162,12 +164,12 @@ class _Planner:
     def _leads_home(self, operand: fx.Node, node: fx.Node) -> bool:
         return self._place[operand] in self._becomes.get(node, ())
 
-    def _may_follow(self, number: int, node: fx.Node, operand: fx.Node) -> bool:
+    def _may_follow(self, node: fx.Node, maker: fx.Node, operand: fx.Node) -> bool:
         first = self._place[operand]
         is_state = first in self._holds and first.op == "placeholder"
         if is_state and self._last[node] == self._end and first not in self._becomes.get(node, ()):
             return False  # it would be in the way of the state's own new value
-        return self._is_free(operand, number, readers={node})
+        return self._is_free(operand, self._numbers[maker], readers={maker})
 
     def _is_free(self, value: fx.Node, number: int, readers: Collection[fx.Node]) -> bool:
         """Whether a value's memory may be written by call `number`, which is among the readers if it reads in step."""
@@ -222,14 +224,4 @@ def _is_plain(node: fx.Node) -> bool:
     value = node.meta["val"]
     if value.device.type != "cpu" or not all(type(size) is int for size in (*value.shape, *value.stride())):
         return False
-    return math.prod(value.shape) > 0 and _fills_memory(value)
-
-
-def _fills_memory(value: Tensor) -> bool:
-    """Dense, without gaps and overlaps, in any order of dimensions."""
-    expected = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(value.shape, value.stride(), strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
+    return math.prod(value.shape) > 0 and fills_memory(value)

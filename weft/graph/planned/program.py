@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from weft.errors import GraphError
 from weft.graph.calls import call_of
-from weft.graph.fusion import compile_region, region_of, regions_of
+from weft.graph.fusion import Region, region_of, regions_of
 from weft.graph.graph import Graph
 from weft.graph.planned.arena import Arena
 from weft.graph.planned.homes import plan_homes
@@ -26,6 +26,7 @@ from weft.torch_private import bare, below_autograd, use_no_autograd
 __all__ = ["PlannedProgram"]
 
 Step = Callable[[Sequence[Tensor], Sink], list[Any]]
+Compile = Callable[[Region, Mapping[int, int]], Callable[[list[Tensor]], Sequence[Tensor]]]
 
 _PLAIN = Terms()
 
@@ -37,11 +38,18 @@ class PlannedProgram(AbstractProgram):
     two threads, would share memory that is only enough for one.
 
     Args:
+        compile: what makes a function of a region and of the places that it is to write to.
         folder: where the generated file is kept; by default a folder of the user's cache.
     """
 
     def __init__(
-        self, graph: Graph, terms: Terms = _PLAIN, *, arena: Arena | None = None, folder: Path | None = None
+        self,
+        graph: Graph,
+        terms: Terms = _PLAIN,
+        *,
+        compile: Compile = compile_into,
+        arena: Arena | None = None,
+        folder: Path | None = None,
     ) -> None:
         super().__init__(graph)
         if graph.sizes:
@@ -58,7 +66,8 @@ class PlannedProgram(AbstractProgram):
         self._written = {i for i, node in enumerate(graph.placeholders) if node in places.replaced}
         self._hands_over = bool(places.sunk)
         self._arena = arena or Arena()
-        self._bind = _load(self.source, self.file, graph)
+        self._compile = compile
+        self._bind = _load(self.source, self.file, graph, compile)
         self._bound: tuple[Tensor, ...] = (self._arena.memory[:0],)  # to nothing yet
         self._step: Step | None = None
 
@@ -71,7 +80,7 @@ class PlannedProgram(AbstractProgram):
 
     def compute(self, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         region = region_of(node.target)
-        return call_of(node)(*args, **kwargs) if region is None else compile_region(region)(list(args[0]))
+        return call_of(node)(*args, **kwargs) if region is None else self._compile(region, {})(list(args[0]))
 
     def _bound_to(self, inputs: Sequence[Tensor]) -> Step:
         kept = (self._arena.memory, *self._kept(inputs))
@@ -97,12 +106,12 @@ def _picker(places: Sequence[int]) -> Callable[[Sequence[Tensor]], tuple[Tensor,
     return lambda inputs: tuple(inputs[place] for place in places)
 
 
-def _load(source: str, file: Path, graph: Graph) -> Callable[..., Step]:
+def _load(source: str, file: Path, graph: Graph, compile_region: Compile) -> Callable[..., Step]:
     """What runs is the text just generated, never what the file has become since."""
     regions = regions_of(graph)
 
     def compiled(name: str, into: Mapping[int, int]) -> Callable[..., Any]:
-        return compile_into(regions[name], into)
+        return compile_region(regions[name], into)
 
     names: dict[str, Any] = {"own": own, "copy": torch.clone, "is_finite": _is_finite, "compiled": compiled}
     names |= {"bare": bare, "below_autograd": below_autograd}

@@ -9,7 +9,7 @@ from weft.graph.graph import is_random
 from weft.graph.roles import is_collective
 from weft.torch_private import schema_of
 
-__all__ = ["PLAIN_VIEWS", "escaping", "has_known_shape", "is_free_to_go", "is_view", "layout_of"]
+__all__ = ["PLAIN_VIEWS", "escaping", "fills_memory", "has_known_shape", "is_free_to_go", "is_view", "layout_of"]
 
 aten = torch.ops.aten
 
@@ -62,6 +62,16 @@ def is_free_to_go(node: fx.Node) -> bool:
 def has_known_shape(value: Tensor) -> bool:
     """Whether every size is a number, none a name."""
     return all(type(size) is int for size in (*value.shape, *value.stride()))
+
+
+def fills_memory(value: Tensor) -> bool:
+    """Dense, without gaps and overlaps, in any order of dimensions."""
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(value.shape, value.stride(), strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def layout_of(value: Tensor) -> tuple[tuple[str, ...], tuple[str, ...], torch.dtype]:

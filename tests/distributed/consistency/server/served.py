@@ -8,25 +8,30 @@ import torch
 from torch import Tensor
 
 from weft.distributed.consistency.server import (
+    HostSpec,
+    Joins,
     ServedReplicas,
     ServerSpec,
     Settings,
     Summary,
     make_policy,
     serve,
+    serve_host,
     settings_of,
 )
 from weft.distributed.consistency.server.journal import read_decisions
 from weft.distributed.consistency.server.script import Script
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import die, run_virtual
+from weft.distributed.group.virtual import TEN_GIGABIT, die, run_virtual
 from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, MailFault, RecordingMailbox, VirtualMailbox
+from weft.engines.simulation import with_host_servers
 from weft.graph import State
+from weft.planning.network import NetworkModel
 from weft.specs import Plan, parse_plan
 from weft.training.optimizers import AbstractOptimizer, Momentum, Optimizer
 from weft.training.replicas import Update
 
-__all__ = ["Course", "make_parameters", "pull", "reference", "spec_of", "train", "work"]
+__all__ = ["Course", "host_spec_of", "make_parameters", "pull", "reference", "spec_of", "train", "work"]
 
 LR = 0.05
 
@@ -59,6 +64,7 @@ class Course:
     run: Path | None = None
     replay: Path | None = None
     clip_norm: float | None = None
+    network: NetworkModel = TEN_GIGABIT
     spoil_worker: Callable[[Settings], Settings] = lambda settings: settings
     spoil_server: Callable[[Settings], Settings] = lambda settings: settings
 
@@ -98,10 +104,27 @@ def spec_of(course: Course, shard: int, kept: Path | None = None) -> ServerSpec:
         rate=settings.rate,
         form=settings.form,
         alpha=settings.alpha,
+        num_shards=settings.num_shards,
+        inner=settings.inner,
         make_policy=lambda _seed, is_fresh: (
             Script(script) if script is not None else make_policy(plan.consistency, plan.num_ranks, is_fresh=is_fresh)
         ),
         make_optimizer=lambda _fraction: course.make_optimizer(),
+        run=course.run,
+        kept=kept,
+    )
+
+
+def host_spec_of(course: Course, host: int, kept: Path | None = None) -> HostSpec:
+    plan = course.plan
+    script = read_decisions(course.replay, 0, host, "host") if course.replay else None
+    return HostSpec(
+        host=host,
+        num_workers=plan.num_ranks,
+        num_shards=int(plan.topology["shards"]),
+        inner=int(plan.topology["inner"]),
+        plan=str(plan),
+        make_joins=lambda _seed: Joins(script),
         run=course.run,
         kept=kept,
     )
@@ -126,12 +149,15 @@ def train(text: str, course: Course | None = None, **options: object) -> Outcome
     def program(group: AbstractGroup) -> object:
         faulty: AbstractMailbox = FaultyMailbox(VirtualMailbox(group), course.faults, die=die)
         mailboxes[group.rank] = mailbox = RecordingMailbox(faulty)
-        if group.rank >= plan.num_ranks:
-            return serve(mailbox, spec_of(course, group.rank - plan.num_ranks))
+        number, num_shards = group.rank - plan.num_ranks, int(plan.topology["shards"])
+        if number >= num_shards:
+            return serve_host(mailbox, host_spec_of(course, number - num_shards))
+        if number >= 0:
+            return serve(mailbox, spec_of(course, number))
         settings = course.spoil_worker(settings_of(plan, course.make_optimizer(), course.clip_norm))
         return work(ServedReplicas(mailbox, settings, [0]), course, group.clock.charge)
 
-    found = run_virtual(program, plan.num_ranks + int(plan.topology["shards"]), timeout=1e6)
+    found = run_virtual(program, plan.num_addresses, network=with_host_servers(course.network, plan), timeout=1e6)
     size = plan.num_ranks
     ordered = [mailboxes[rank] for rank in sorted(mailboxes)]
     return Outcome(list(found.results[:size]), list(found.results[size:]), ordered, max(found.seconds))

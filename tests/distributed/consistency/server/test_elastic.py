@@ -3,17 +3,35 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.distributed.consistency.server.served import LR, Course, Outcome, make_parameters, pull, train
-from weft.distributed.consistency.server import Commit, Settings, audit_arrival, cut_evenly, read_decisions, spring
+from tests.distributed.consistency.server.served import LR, Course, Outcome, make_parameters, pull, spec_of, train
+from weft.distributed.consistency.server import (
+    Commit,
+    ServedReplicas,
+    Settings,
+    audit_arrival,
+    cut_evenly,
+    read_decisions,
+    serve,
+    settings_of,
+    spring,
+)
+from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
+from weft.distributed.group.virtual import run_virtual
+from weft.distributed.mailbox import VirtualMailbox
+from weft.graph import State
 from weft.planning.server_cost import server_cost
 from weft.specs import parse_plan
-from weft.training.optimizers import SGD, Adam, AbstractOptimizer, Momentum, Nesterov, Optimizer, OptimizerState
+from weft.training.checkpoint import Entry
+from weft.training.layout import REPLICATED
+from weft.training.optimizers import SGD, AbstractOptimizer, Adam, Momentum, Nesterov, Optimizer, OptimizerState
+from weft.training.replicas import Update
 
 PLAN = "data=3 consistency=elastic(4,beta=0.9) topology=server(shards=2)"
 NUM_STEPS = 16
@@ -31,8 +49,7 @@ class Rank:
     def take(self, optimizer: AbstractOptimizer, number: int, size: int, at: dict[str, Tensor]) -> None:
         batch, share = divmod(number, size)
         if batch < NUM_STEPS:
-            ahead = optimizer.prepare(at, self.state)
-            gradients: dict[str, Tensor | None] = {name: pull(ahead[name], share, batch) for name in self.weights}
+            gradients: dict[str, Tensor | None] = {name: pull(at[name], share, batch) for name in self.weights}
             self.state = optimizer.update(gradients, self.weights, self.state, LR)
 
 
@@ -109,7 +126,7 @@ def _every_step(settings: Settings) -> Settings:
     [{"spoil_server": _wrong_alpha}, {"spoil_worker": _no_way_back}, {"spoil_worker": _every_step}],
     ids=["the centre moves by a wrong alpha", "the rank does not move back", "a visit in every step"],
 )
-def test_planted_faults_are_found(fault: dict[str, Callable[[Settings], Settings]], tmp_path: Path) -> None:
+def test_planted_faults_are_found(fault: dict[str, Any], tmp_path: Path) -> None:
     outcome = train(PLAN, run=tmp_path, num_steps=NUM_STEPS, **fault)
     assert not is_as_followed(outcome, PLAN, tmp_path, Course(parse_plan(PLAN)).make_optimizer())
 
@@ -166,3 +183,41 @@ def test_the_cost_is_what_was_counted(period: int) -> None:
     cost = server_cost(parse_plan(plan), size)
     assert sum(sent) / 24 == pytest.approx(cost.total_bytes, rel=0.1)
     assert max(sent) / 24 == pytest.approx(cost.rank_bytes, rel=0.15)
+
+
+# ---- checkpoints
+
+
+def test_a_checkpoint_holds_the_centre_and_a_resumed_run_begins_with_it() -> None:
+    plan = parse_plan("data=2 consistency=elastic(2) topology=server(shards=2)")
+    course = Course(plan)
+
+    def program(group: AbstractGroup) -> Any:
+        mailbox = VirtualMailbox(group)
+        if group.rank >= 2:
+            return serve(mailbox, spec_of(course, group.rank - 2))
+        replicas = ServedReplicas(mailbox, settings_of(plan, course.make_optimizer()), [0])
+        parameters, optimizer = make_parameters(), course.make_optimizer()
+        model = State(parameters, {}, torch.zeros(0))
+        replicas.join(model)
+        state = optimizer.init(parameters)
+        for step in range(5):
+            add = replicas.begin(0.5)
+            for name, parameter in parameters.items():
+                add(name, pull(parameter, group.rank, step))
+            _, state = replicas.finish(0.0, Update(optimizer, parameters, state, LR, None))
+        own = parameters["w1"].detach().clone()
+        kept = dict(replicas.memory())
+        assert replicas.collect(state) is state
+        with replicas.use_consensus(model):
+            assert torch.equal(parameters["w1"], kept["parameter/w1"].parts[0])
+        assert torch.equal(parameters["w1"], own) and not torch.equal(own, kept["parameter/w1"].parts[0])
+        for name, parameter in parameters.items():
+            parameter.data.copy_(kept[f"parameter/{name}"].parts[0] if group.rank == 0 else 7.0 * torch.ones(()))
+        replicas.remember(5, {"optimizer/step": Entry(REPLICATED, (state.shared.step,))})
+        found = parameters["w1"].detach().clone()
+        return kept["parameter/w1"].parts[0], found, replicas.next_step(5)
+
+    (kept, first, step), (_, second, _), *_ = run_virtual(program, 4, timeout=1e6).results
+    assert torch.equal(kept, first) and torch.equal(first, second)
+    assert step == 5

@@ -128,17 +128,21 @@ def test_a_beginning_that_cannot_be_meant_is_refused(changes: dict[str, Any]) ->
     assert found[0].refused == {"malformed": 1}
 
 
-def test_a_worker_that_returns_gets_the_current_weights() -> None:
+ELASTIC = Course(parse_plan("data=2 consistency=elastic(1) topology=server"))
+
+
+@pytest.mark.parametrize("course", [ASYNC, ELASTIC], ids=["async", "elastic"])
+def test_a_worker_that_returns_gets_the_current_weights(course: Course) -> None:
     post = LocalPost()
-    with serving(post, ASYNC):
-        hand, other = Hand(post, ASYNC, 0), Hand(post, ASYNC, 1)
+    with serving(post, course):
+        hand, other = Hand(post, course, 0), Hand(post, course, 1)
         hand.init()
         hand.hello()
         other.hello()
         hand.push(0)
         hand.receive(Tag.WEIGHTS)
         other.mailbox.close()
-        heir = Hand(post, ASYNC, 1)
+        heir = Hand(post, course, 1)
         welcome = heir.hello()
         assert welcome.header["version"] == 1
         assert not torch.equal(welcome.tensors[0], heir.weights[0])
@@ -148,9 +152,10 @@ def test_a_worker_that_returns_gets_the_current_weights() -> None:
             one.mailbox.close()
 
 
-def test_a_server_that_dies_is_restored_and_says_what_was_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("scheme", "num_lost"), [("stale(0)", 3), ("elastic(1)", 6)])
+def test_a_server_that_dies_is_restored_and_says_what_was_lost(scheme: str, num_lost: int, tmp_path: Path) -> None:
     """The server is killed between two steps of both workers; its heir has the snapshot from the beginning."""
-    course = replace(ASYNC, plan=parse_plan("data=2 consistency=stale(0) topology=server"), run=tmp_path)
+    course = replace(ASYNC, plan=parse_plan(f"data=2 consistency={scheme} topology=server"), run=tmp_path)
     post, kept = LocalPost(), tmp_path / "shard"
     box = post.open(2)
     done: list[str] = []
@@ -195,7 +200,7 @@ def test_a_server_that_dies_is_restored_and_says_what_was_lost(tmp_path: Path) -
         for worker in workers:
             worker._mailbox.close()
     assert done == ["dead"]
-    assert summaries[0].lost == 3
+    assert summaries[0].lost == num_lost
     assert torch.equal(found[0]["w1"], found[1]["w1"])
     assert '"restored"' in (tmp_path / "decisions/seed-0/shard-0.jsonl").read_text()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from weft.errors import CorruptFileError
 
-__all__ = ["NOBODY", "Deal", "Event", "Look", "Mean", "Pair", "Step", "decode", "encode"]
+__all__ = ["NOBODY", "Deal", "Event", "Look", "Mean", "Mix", "Pair", "Step", "decode", "encode"]
 
 NOBODY = -1
 """The partner of a rank that answers, or that went alone."""
@@ -36,6 +36,14 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Mix:
+    """This rank made its own update of a turn, on the mean with these neighbours."""
+
+    turn: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Look:
     """Rank 0 took a copy of the weights, for its evaluation of this number."""
 
@@ -50,7 +58,7 @@ class Mean:
     ranks: tuple[int, ...]
 
 
-Event = Deal | Pair | Step | Look | Mean
+Event = Deal | Pair | Step | Mix | Look | Mean
 
 
 def encode(event: Event) -> list[Any]:
@@ -65,6 +73,8 @@ def encode(event: Event) -> list[Any]:
             return ["pair", rank, turn]
         case Step(turn, partner):
             return ["step", turn, partner]
+        case Mix(turn, ranks):
+            return ["mix", turn, *ranks]
         case Look(number):
             return ["look", number]
         case Mean(number, ranks):
@@ -81,6 +91,8 @@ def decode(line: Any) -> Event:
                 return Pair(rank, turn)
             case ["step", turn, partner]:
                 return Step(turn, partner)
+            case ["mix", turn, *ranks]:
+                return Mix(turn, tuple(ranks))
             case ["look", number]:
                 return Look(number)
             case ["mean", number, *ranks]:

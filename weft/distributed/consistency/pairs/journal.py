@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from weft.distributed.consistency.pairs.events import Deal, Event, Look, Mean, Pair, Step, decode, encode
+from weft.distributed.consistency.pairs.events import NOBODY, Deal, Event, Look, Mean, Mix, Pair, Step, decode, encode
 from weft.distributed.consistency.server.journal import FOLDER
 from weft.errors import CorruptFileError, RunFolderError, StorageError
 
-__all__ = ["Journal", "Script", "journal_file", "make_scripts", "read_events"]
+__all__ = ["Journal", "Script", "journal_file", "make_scripts", "read_events", "read_journals"]
 
 FORMAT = 1
 
@@ -71,6 +71,11 @@ def read_events(run: Path, seed: int, rank: int) -> list[Event]:
     return [decode(line) for line in lines]
 
 
+def read_journals(run: Path, seed: int, size: int) -> list[list[Event]]:
+    """Of all ranks; of one that had died before this seed began there is none, and nothing happened to it."""
+    return [read_events(run, seed, r) if r == 0 or journal_file(run, seed, r).exists() else [] for r in range(size)]
+
+
 @dataclass(frozen=True)
 class Script:
     """What a rank is to do again.
@@ -79,6 +84,7 @@ class Script:
         events: what happens to its weights, in order.
         asks: by turn, whom it brings its weights to; where one died before it could answer there are two.
         partners: by turn that it completed, whose answer it took.
+        mixes: by turn that it completed, whose weights it mixed with its own.
         means: by evaluation, whose weights it was of.
     """
 
@@ -86,23 +92,39 @@ class Script:
     events: tuple[Event, ...]
     asks: Mapping[int, tuple[int, ...]]
     partners: Mapping[int, int]
+    mixes: Mapping[int, tuple[int, ...]]
     means: Mapping[int, tuple[int, ...]]
+
+    def has_completed(self, turn: int) -> bool:
+        return turn in self.partners or turn in self.mixes
 
 
 def make_scripts(journals: Sequence[Sequence[Event]]) -> list[Script]:
-    """From the journals of all ranks to the script of each. Copies that rank 0 never got are left out."""
+    """From the journals of all ranks to the script of each. Copies that rank 0 never got are left out.
+
+    Raises:
+        RunFolderError: a rank took an answer that no other rank knows of.
+    """
     means = {event.number: event.ranks for event in journals[0] if isinstance(event, Mean)}
     asks: list[dict[int, tuple[int, ...]]] = [{} for _ in journals]
     for answering, events in enumerate(journals):
         for event in events:
             if isinstance(event, Pair):
                 asks[event.rank][event.turn] = (*asks[event.rank].get(event.turn, ()), answering)
+    for rank, events in enumerate(journals):
+        for event in events:
+            if isinstance(event, Step) and event.partner not in (NOBODY, *asks[rank].get(event.turn, ())):
+                numbers = f"rank: {rank}, turn: {event.turn}, partner: {event.partner}"
+                raise RunFolderError(
+                    f"records of the ranks do not fit together ({numbers}); bring them into one folder"
+                )
     return [
         Script(
             deals=tuple(event for event in events if isinstance(event, Deal)),
             events=tuple(event for event in events if _is_repeated(event, rank, means)),
             asks=asks[rank],
             partners={event.turn: event.partner for event in events if isinstance(event, Step)},
+            mixes={event.turn: event.ranks for event in events if isinstance(event, Mix)},
             means=means,
         )
         for rank, events in enumerate(journals)
@@ -113,7 +135,7 @@ def _is_repeated(event: Event, rank: int, means: Mapping[int, tuple[int, ...]]) 
     match event:
         case Look(number):
             return rank in means.get(number, ())
-        case Pair() | Step():
+        case Pair() | Step() | Mix():
             return True
         case _:
             return False

@@ -1,4 +1,4 @@
-"""What ranks that average in pairs say to each other.
+"""What ranks that gossip over the mailbox say to each other.
 
 worker of rank a                desk of rank p                      desk of rank 0, which keeps the books
 ask    turn, its weights   -->
@@ -11,7 +11,8 @@ deal   wants work          ----------------------------------->
                            <-----------------------------------     work    which piece, whether to stop
 begin, stop, sum           ----------------------------------->
                            <-----------------------------------     total   when all who are left have given theirs
-start  weights of rank 0, from worker to worker
+start    weights of rank 0, from worker to worker
+weights  turn, a neighbour's, from worker to worker, where a rank meets all
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ class Tag(StrEnum):
     """What a message is about."""
 
     START = "start"
+    WEIGHTS = "weights"
     ASK = "ask"
     PAIRED = "paired"
     LOOK = "look"

@@ -16,7 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.pairs.events import Event, Look, Pair, Step
+from weft.distributed.consistency.pairs.events import Event, Look, Mix, Pair, Step
 from weft.distributed.consistency.pairs.journal import Journal
 from weft.distributed.consistency.pairs.protocol import Letter, Tag
 
@@ -27,7 +27,9 @@ __all__ = ["Request", "Slot", "Weights"]
 class Weights:
     """The parameters in one flat tensor for each type; `views` are their parts, by name."""
 
-    def __init__(self, parameters: Mapping[str, Tensor], empty: Callable[[tuple[int, ...], torch.dtype], Tensor]) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Tensor], empty: Callable[[tuple[int, ...], torch.dtype], Tensor]
+    ) -> None:
         by_type: dict[torch.dtype, list[str]] = {}
         for name, parameter in parameters.items():
             by_type.setdefault(parameter.dtype, []).append(name)
@@ -42,7 +44,7 @@ class Weights:
         return sum(flat.nbytes for flat in self.flats)
 
     def views_of(self, flats: Sequence[Tensor]) -> dict[str, Tensor]:
-        views = {}
+        views: dict[str, Tensor] = {}
         for names, flat in zip(self._names, flats, strict=True):
             parts = flat.split([self._shapes[name].numel() for name in names])
             views |= {name: part.view(self._shapes[name]) for name, part in zip(names, parts, strict=True)}
@@ -78,7 +80,9 @@ class Slot:
     """One rank's weights, shared by its worker and its desk. What is done to them is done under a lock, in a moment;
     a step, which takes its time, only keeps the others out."""
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.num_malformed = 0
         self._lock = threading.Lock()
         self._run = -1
         self._weights: Weights | None = None
@@ -92,20 +96,19 @@ class Slot:
 
     def begin(self, run: int, weights: Weights, journal: Journal | None, script: Iterable[Event] = ()) -> None:
         """A training begins: what came for it early is done next."""
+        self.close()
         with self._lock:
-            if self._journal is not None:
-                self._journal.close()
             self._run, self._weights, self._journal, self._script = run, weights, journal, deque(script)
             self._is_stepping = self._is_awaited = False
 
-    def begin_step(self, turn: int) -> bool:
-        """Keep the desk out; False where pairs and copies of the script come first: the desk says when they are done."""
+    def begin_step(self, step: Step | Mix) -> bool:
+        """Keep the desk out; False where pairs and copies of the script come first: the desk tells of it."""
         with self._lock:
-            self._is_stepping = self._is_next(Step, turn)
+            self._is_stepping = not self._script or self._script[0] == step
             self._is_awaited = not self._is_stepping
             return self._is_stepping
 
-    def end_step(self, parameters: Mapping[str, Tensor], step: Step) -> bool:
+    def end_step(self, parameters: Mapping[str, Tensor], step: Step | Mix) -> bool:
         """Take the updated parameters; whether somebody waits."""
         with self._lock:
             self._own.pack(parameters)
@@ -119,6 +122,13 @@ class Slot:
             if self._journal is not None:
                 self._journal.note(event)
 
+    def close(self) -> None:
+        """Record no more."""
+        with self._lock:
+            if self._journal is not None:
+                self._journal.close()
+            self._journal = None
+
     # What the desk does.
 
     def serve(self, requests: Iterable[Request] = ()) -> list[Letter]:
@@ -129,9 +139,9 @@ class Slot:
             while (found := next((request for request in self._waiting if self._may_go(request)), None)) is not None:
                 self._waiting.remove(found)
                 letters += self._carry_out(found)
-            if self._is_awaited and self._script and isinstance(self._script[0], Step):
+            if self._is_awaited and self._script and isinstance(self._script[0], Step | Mix):
                 self._is_awaited = False
-                letters.append(Letter(-1, Tag.GO))
+                letters.append(Letter(self.rank, Tag.GO, {"run": self._run}))
             return letters
 
     def _may_go(self, request: Request) -> bool:
@@ -143,33 +153,26 @@ class Slot:
     def _carry_out(self, request: Request) -> list[Letter]:
         if request.run < self._run:
             return []
+        if isinstance(request.event, Look):
+            self._pass(request.event)
+            copies = [flat.clone() for flat in self._own.flats]
+            return [Letter(request.source, Tag.VIEW, {"run": self._run, "number": request.event.number}, copies)]
+        if not self._own.accepts(request.tensors):
+            self.num_malformed += 1
+            return []
         self._pass(request.event)
-        match request.event:
-            case Look(number):
-                copies = [flat.clone() for flat in self._own.flats]
-                return [Letter(request.source, Tag.VIEW, {"run": self._run, "number": number}, copies)]
-            case Pair(_, turn):
-                average(self._own.flats, request.tensors)
-                return [Letter(request.source, Tag.PAIRED, {"run": self._run, "turn": turn}, request.tensors)]
-
-    def accepts(self, run: int, tensors: Sequence[Tensor]) -> bool:
-        """Whether these can be averaged with the weights; of a training that has not begun here nothing is known."""
-        with self._lock:
-            return run != self._run or self._own.accepts(tensors)
+        average(self._own.flats, request.tensors)
+        return [Letter(request.source, Tag.PAIRED, {"run": self._run, "turn": request.event.turn}, request.tensors)]
 
     @property
     def _own(self) -> Weights:
         assert self._weights is not None, "begin() comes first"
         return self._weights
 
-    def _is_next(self, kind: type[Step], turn: int) -> bool:
-        return not self._script or self._script[0] == next(
-            (event for event in self._script if isinstance(event, kind) and event.turn == turn), None
-        )
-
     def _pass(self, event: Event) -> None:
         if self._script:
-            assert self._script.popleft() == event, "events of a replay keep their order"
+            following = self._script.popleft()
+            assert following == event, "events of a replay keep their order"
         if self._journal is not None:
             self._journal.note(event)
 

@@ -2,11 +2,14 @@
 
 from weft.distributed.consistency.server.arrival import Arrival
 from weft.distributed.consistency.server.audit import audit_arrival, audit_rounds
+from weft.distributed.consistency.server.audit_hosts import audit_hosts
 from weft.distributed.consistency.server.cut import Piece, cut_evenly
 from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Leave, Release
+from weft.distributed.consistency.server.host import HostSpec, serve_host
+from weft.distributed.consistency.server.joins import Joins
 from weft.distributed.consistency.server.journal import FOLDER, Summary, read_decisions, read_summary
 from weft.distributed.consistency.server.policy import NEVER, AbstractPolicy
-from weft.distributed.consistency.server.protocol import server_address
+from weft.distributed.consistency.server.protocol import host_address, server_address
 from weft.distributed.consistency.server.rounds import Rounds
 from weft.distributed.consistency.server.script import Script
 from weft.distributed.consistency.server.server import serve
@@ -25,7 +28,9 @@ __all__ = [
     "Contribution",
     "Decision",
     "Drop",
+    "HostSpec",
     "Join",
+    "Joins",
     "Leave",
     "Piece",
     "Release",
@@ -37,12 +42,15 @@ __all__ = [
     "Shard",
     "Summary",
     "audit_arrival",
+    "audit_hosts",
     "audit_rounds",
     "cut_evenly",
+    "host_address",
     "make_policy",
     "read_decisions",
     "read_summary",
     "serve",
+    "serve_host",
     "server_address",
     "settings_of",
     "spring",

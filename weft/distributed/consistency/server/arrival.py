@@ -12,7 +12,7 @@ stale-synchronous (Ho et al., 2013).
 from collections.abc import Sequence
 from typing import final
 
-from weft.distributed.consistency.server.decisions import Commit, Decision, Join, Leave, Release
+from weft.distributed.consistency.server.decisions import Commit, Decision, Join, Leave, Push, Release
 from weft.distributed.consistency.server.policy import NEVER, AbstractPolicy
 
 __all__ = ["Arrival"]
@@ -47,10 +47,13 @@ class Arrival(AbstractPolicy):
         self._waiting[rank] = step
         return [*decisions, *self._release()]
 
-    def push(self, rank: int, step: int, now: float) -> Sequence[Decision]:
-        self._clocks[rank] += 1
-        self._waiting[rank] = self._take()
-        return [Commit(((rank, step),)), *self._release()]
+    def push(self, rank: int, step: int, now: float, others: Sequence[Push] = ()) -> Sequence[Decision]:
+        pushes = ((rank, step), *others)
+        for pusher, _ in pushes:
+            if pusher in self._clocks:  # a host server may still bring what a rank left behind
+                self._clocks[pusher] += 1
+                self._waiting[pusher] = self._take()
+        return [Commit(pushes), *self._release()]
 
     def leave(self, rank: int, now: float) -> Sequence[Decision]:
         if rank not in self._clocks:

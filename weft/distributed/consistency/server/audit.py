@@ -9,10 +9,11 @@ __all__ = ["audit_arrival", "audit_rounds"]
 
 
 def audit_arrival(
-    decisions: Iterable[Decision], num_workers: int, bound: float = NEVER, *, shard: int = 0
+    decisions: Iterable[Decision], num_workers: int, bound: float = NEVER, *, shard: int = 0, inner: int = 1
 ) -> list[str]:
-    """The faults of a shard that updates as gradients arrive, in words; none is a pass. Shard 0 deals out the work."""
-    return list(_audit_arrival(list(decisions), num_workers, bound, is_dealer=shard == 0))
+    """The faults of a shard that updates as gradients arrive, in words; none is a pass. Shard 0 deals out the work; an
+    update may be made of gradients of one host, with `inner` ranks to each."""
+    return list(_audit_arrival(list(decisions), num_workers, bound, inner, is_dealer=shard == 0))
 
 
 def audit_rounds(
@@ -22,13 +23,15 @@ def audit_rounds(
     return list(_audit_rounds(list(decisions), num_workers, bound, spare, has_deadline))
 
 
-def _audit_arrival(decisions: list[Decision], num_workers: int, bound: float, *, is_dealer: bool) -> Iterator[str]:
+def _audit_arrival(
+    decisions: list[Decision], num_workers: int, bound: float, inner: int, *, is_dealer: bool
+) -> Iterator[str]:
     yield from _audit_order(decisions, is_dealer=is_dealer)
     clocks = dict.fromkeys(range(num_workers), 0)
     for decision in decisions:
         match decision:
             case Commit(pushes):
-                if len(pushes) > 1:
+                if len(pushes) > 1 and len({rank // inner for rank, _ in pushes}) > 1:
                     yield f"an update was made of several gradients ({decision})"
                 for rank, _ in pushes:
                     clocks[rank] = clocks.get(rank, 0) + 1

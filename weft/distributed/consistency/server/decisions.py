@@ -5,16 +5,19 @@ from typing import Any, Literal
 
 from weft.errors import CorruptFileError
 
-__all__ = ["Commit", "Decision", "Drop", "DropReason", "Join", "Leave", "Release", "decode", "encode"]
+__all__ = ["Commit", "Decision", "Drop", "DropReason", "Join", "Leave", "Push", "Release", "decode", "encode"]
 
 DropReason = Literal["late"]
+
+Push = tuple[int, int]
+"""Rank and step."""
 
 
 @dataclass(frozen=True)
 class Commit:
     """One update, made of these pushes (rank, step), added in this order."""
 
-    pushes: tuple[tuple[int, int], ...]
+    pushes: tuple[Push, ...]
 
 
 @dataclass(frozen=True)

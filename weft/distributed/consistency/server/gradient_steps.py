@@ -38,7 +38,7 @@ class GradientSteps(AbstractSteps):
         self._traffic = Traffic()
 
     def start(self) -> None:
-        self._held = [[None] * len(link.pieces) for link in self._session.links]
+        self._held = [[None] * len(link.pieces) for link in self._session.carriers]
         self._turn = 0
 
     @property
@@ -52,14 +52,14 @@ class GradientSteps(AbstractSteps):
     def begin(self, weight: float) -> GradientSink:
         self._gradients, self._weight = {}, weight
         self._set_out_at, self._early_bytes = None, 0
-        for link in self._session.links:
+        for link in self._session.carriers:
             link.begin()
         return self._add
 
     def _add(self, name: str, gradient: Tensor | None) -> None:
         """Send what a shard waits for as soon as it is all there; the last shard's goes with the rest, at the end."""
         self._gradients[name] = gradient
-        links = self._session.links
+        links = self._session.carriers
         for link in links:
             is_completed = link.is_completed_by(name)
             if is_completed and self._settings.is_sent_early and not all(one.is_complete for one in links):
@@ -84,7 +84,7 @@ class GradientSteps(AbstractSteps):
 
     def _exchange(self, lr: float) -> int:
         """Push to every shard whose turn it is, take its weights; how many bytes were sent."""
-        links, run, step, num_bytes = self._session.links, self._session.run, self.number, 0
+        links, run, step, num_bytes = self._session.carriers, self._session.run, self.number, 0
         due = [self._settings.is_due(shard, self._turn) for shard in range(len(links))]
         for shard, link in enumerate(links):
             self._hold(shard, link)

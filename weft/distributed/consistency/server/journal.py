@@ -1,6 +1,7 @@
 """The record of a shard's decisions: JSON lines, one file for each seed and shard.
 
-    RUN/decisions/seed-0/shard-0.jsonl
+    RUN/decisions/seed-0/shard-0.jsonl                     and host-0.jsonl of a host server, whose updates are
+                                                           the pushes that it forwards
       {"format": 1, "plan": "data=4 ...", "workers": 4, "shard": 0, "seed": 0, "updates": 0}
       ["release", 0, 0, 0, 0]          rank 0 takes step 0, with version 0 of the weights
       ["commit", [0, 0]]               its gradient is an update
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TextIO, final
+from typing import Any, Literal, TextIO, final
 
 from weft.distributed.consistency.server.decisions import Decision, Join, decode, encode
 from weft.errors import CorruptFileError, RunFolderError, StorageError
@@ -26,6 +27,8 @@ __all__ = ["FOLDER", "Journal", "Summary", "journal_file", "read_decisions", "re
 FORMAT = 1
 FOLDER = "decisions"
 FLUSH_SECONDS = 1.0
+
+Kind = Literal["shard", "host"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ class Summary:
         return sum(i * count for i, count in enumerate(self.staleness)) / total if total else 0.0
 
 
-def journal_file(run: Path, seed: int, shard: int) -> Path:
-    return run / FOLDER / f"seed-{seed}" / f"shard-{shard}.jsonl"
+def journal_file(run: Path, seed: int, number: int, kind: Kind = "shard") -> Path:
+    return run / FOLDER / f"seed-{seed}" / f"{kind}-{number}.jsonl"
 
 
 @final
@@ -96,13 +99,13 @@ class Journal:
                 self._flushed_at = self._clock()
 
 
-def read_decisions(run: Path, seed: int, shard: int) -> list[Decision]:
-    """What a shard of a run decided.
+def read_decisions(run: Path, seed: int, number: int, kind: Kind = "shard") -> list[Decision]:
+    """What a shard, or a host server, of a run decided.
 
     Raises:
         RunFolderError: the run recorded nothing, or nothing that can be repeated.
     """
-    path = journal_file(run, seed, shard)
+    path = journal_file(run, seed, number, kind)
     lines = _read_lines(path)
     _check_head(path, next(lines, None))
     decisions: list[Decision] = []
@@ -116,10 +119,10 @@ def read_decisions(run: Path, seed: int, shard: int) -> list[Decision]:
     return decisions
 
 
-def read_summary(run: Path, seed: int, shard: int) -> Summary | None:
-    """What the shard did in all; None where it did not come to its end."""
+def read_summary(run: Path, seed: int, number: int, kind: Kind = "shard") -> Summary | None:
+    """What the shard, or the host server, did in all; None where it did not come to its end."""
     last: Any = None
-    for last in _read_lines(journal_file(run, seed, shard)):  # noqa: B007 -- the last line
+    for last in _read_lines(journal_file(run, seed, number, kind)):  # noqa: B007 -- the last line
         pass
     if not isinstance(last, dict) or "updates" not in last:
         return None

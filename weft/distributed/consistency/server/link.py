@@ -24,9 +24,10 @@ class ShardLink:
         self, mailbox: AbstractMailbox, address: int, pieces: Sequence[Piece], parameters: Mapping[str, Tensor]
     ) -> None:
         self._mailbox = mailbox
-        self._address = address
+        self.address = address
         self.pieces = tuple(pieces)
         self.places = [piece.of(parameters[piece.name]) for piece in pieces]
+        self.about: Mapping[str, object] = {}  # what else a push says of itself
         self.version = 0
         self.step = 0  # what the shard told this rank to take
         self.is_stopped = False
@@ -86,7 +87,7 @@ class ShardLink:
         absent = tuple(index for index, tensor in enumerate(tensors) if tensor is None)
         header = PushHeader(run, step, self.version, lr, weight, absent, self._has_part, wants)
         given = () if self._has_part else [tensor for tensor in tensors if tensor is not None]
-        return self._send(Tag.PUSH, header.to_json(), given)
+        return self._send(Tag.PUSH, {**header.to_json(), **self.about}, given)
 
     def await_weights(self, *, wants: bool = True) -> Message:
         """Take the weights that answer a push or a pull."""
@@ -110,17 +111,17 @@ class ShardLink:
     def await_return(self) -> None:
         """Wait until a server that was lost is there again."""
         self._under_way = []
-        self._mailbox.await_peers([self._address], self._mailbox.clock.now() + PATIENCE_SECONDS)
+        self._mailbox.await_peers([self.address], self._mailbox.clock.now() + PATIENCE_SECONDS)
 
     def _send(self, tag: Tag, header: Mapping[str, object], tensors: Sequence[Tensor] = ()) -> int:
-        self._under_way.append(self._mailbox.start_send(self._address, tag, header, tensors))
+        self._under_way.append(self._mailbox.start_send(self.address, tag, header, tensors))
         return sum(tensor.nbytes for tensor in tensors)
 
     def _receive(self, tag: Tag, into: Sequence[Tensor] | None = None) -> Message:
         under_way, self._under_way = self._under_way, []
         for work in under_way:
             work.wait()
-        return self._mailbox.receive(tag, self._address, into=into)
+        return self._mailbox.receive(tag, self.address, into=into)
 
     def _note(self, message: Message) -> None:
         self.version = int(message.header["version"])

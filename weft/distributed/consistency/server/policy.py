@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from weft.distributed.consistency.server.decisions import Decision
+from weft.distributed.consistency.server.decisions import Decision, Push
 
 __all__ = ["NEVER", "AbstractPolicy"]
 
@@ -30,8 +30,12 @@ class AbstractPolicy(ABC):
         """
 
     @abstractmethod
-    def push(self, rank: int, step: int, now: float) -> Sequence[Decision]:
-        """A gradient is here. Each comes once, and those of a rank in the order of their steps."""
+    def push(self, rank: int, step: int, now: float, others: Sequence[Push] = ()) -> Sequence[Decision]:
+        """A gradient is here. Each comes once, and those of a rank in the order of their steps.
+
+        Args:
+            others: the pushes that a host server has joined with it.
+        """
 
     @abstractmethod
     def leave(self, rank: int, now: float) -> Sequence[Decision]: ...

@@ -15,15 +15,35 @@ pull   wants weights, now             -->
                                       <--  weights
 fetch  wants the optimizer's state    -->
                                       <--  state
+
+worker                                     host server                          server
+push   all pieces, seed, how pieces   -->
+       lie among shards
+                                           forward  several, joined        -->
+                                                                           <--  weights  who takes which step
+                                      <--  weights
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["InitHeader", "MalformedError", "PushHeader", "Tag", "read_int", "server_address"]
+from torch import Tensor
+
+__all__ = [
+    "ForwardHeader",
+    "InitHeader",
+    "MalformedError",
+    "PushHeader",
+    "Tag",
+    "host_address",
+    "read_int",
+    "read_ints",
+    "server_address",
+    "with_absent",
+]
 
 
 class Tag(StrEnum):
@@ -34,6 +54,7 @@ class Tag(StrEnum):
     WELCOME = "welcome"
     PART = "part"
     PUSH = "push"
+    FORWARD = "forward"
     WEIGHTS = "weights"
     STOP = "stop"
     END = "end"
@@ -51,6 +72,11 @@ class MalformedError(ValueError):
 def server_address(num_workers: int, shard: int) -> int:
     """Workers have the addresses of their ranks; servers come after them."""
     return num_workers + shard
+
+
+def host_address(num_workers: int, num_shards: int, host: int) -> int:
+    """Host servers come after the servers."""
+    return num_workers + num_shards + host
 
 
 @dataclass(frozen=True)
@@ -102,16 +128,59 @@ class PushHeader:
 
     @staticmethod
     def read(header: Mapping[str, Any]) -> "PushHeader":
-        absent, in_part, wants = header.get("absent"), header.get("in_part"), header.get("wants")
-        if not isinstance(absent, list) or not all(type(index) is int for index in absent):
-            raise MalformedError("absent")
+        in_part, wants = header.get("in_part"), header.get("wants")
         if not isinstance(in_part, bool) or not isinstance(wants, bool):
             raise MalformedError("in_part")
-        weight = _read_float(header, "weight")
-        if weight > 1:
-            raise MalformedError("weight")
+        weight, absent = _read_share(header), read_ints(header, "absent")
         run, step, version = (read_int(header, key) for key in ("run", "step", "version"))
-        return PushHeader(run, step, version, _read_float(header, "lr"), weight, tuple(absent), in_part, wants)
+        return PushHeader(run, step, version, _read_float(header, "lr"), weight, absent, in_part, wants)
+
+
+@dataclass(frozen=True)
+class ForwardHeader:
+    """What belongs to gradients that a host server joined: whose they are, with the share of each."""
+
+    run: int
+    number: int  # of the forwarded pushes of this host server
+    version: int  # of the shard's weights that it saw last
+    lr: float
+    parts: tuple[tuple[int, int, float], ...]  # rank, step, share of the batch
+    absent: tuple[int, ...] = ()
+
+    @property
+    def pushes(self) -> tuple[tuple[int, int], ...]:
+        return tuple((rank, step) for rank, step, _ in self.parts)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.__dict__, "parts": [list(part) for part in self.parts], "absent": list(self.absent)}
+
+    @staticmethod
+    def read(header: Mapping[str, Any]) -> "ForwardHeader":
+        parts = header.get("parts")
+        if not isinstance(parts, list) or not parts or not all(isinstance(p, list) and len(p) == 3 for p in parts):
+            raise MalformedError("parts")
+        read = [dict(zip(("rank", "step", "weight"), part, strict=True)) for part in parts]
+        found = tuple((read_int(p, "rank"), read_int(p, "step"), _read_share(p)) for p in read)
+        if len({rank for rank, _, _ in found}) < len(found):
+            raise MalformedError("parts")
+        run, number, version = (read_int(header, key) for key in ("run", "number", "version"))
+        return ForwardHeader(run, number, version, _read_float(header, "lr"), found, read_ints(header, "absent"))
+
+
+def with_absent(tensors: Sequence[Tensor], absent: Sequence[int], num_pieces: int) -> tuple[Tensor | None, ...]:
+    """The tensors at their places, None at the others."""
+    if len(tensors) + len(set(absent)) != num_pieces:
+        raise MalformedError("tensors")
+    given = iter(tensors)
+    return tuple(None if index in absent else next(given, None) for index in range(num_pieces))
+
+
+def read_ints(header: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """Whole numbers from 0 up."""
+    values = header.get(key)
+    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+        raise MalformedError(key)
+    return tuple(values)
 
 
 def read_int(header: Mapping[str, Any], key: str) -> int:
@@ -120,6 +189,13 @@ def read_int(header: Mapping[str, Any], key: str) -> int:
     if type(value) is not int or value < 0:
         raise MalformedError(key)
     return value
+
+
+def _read_share(header: Mapping[str, Any]) -> float:
+    share = _read_float(header, "weight")
+    if share > 1:
+        raise MalformedError("weight")
+    return share
 
 
 def _read_float(header: Mapping[str, Any], key: str) -> float:

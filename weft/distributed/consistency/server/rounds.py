@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import final
 
 from weft.distributed.consistency.server.arrival_times import ArrivalTimes
-from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Leave, Release
+from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Leave, Push, Release
 from weft.distributed.consistency.server.policy import NEVER, AbstractPolicy
 
 __all__ = ["Rounds"]
@@ -64,7 +64,8 @@ class Rounds(AbstractPolicy):
         self._waiting[rank] = step or 0
         return [*decisions, *self._move_on(now)]
 
-    def push(self, rank: int, step: int, now: float) -> Sequence[Decision]:
+    def push(self, rank: int, step: int, now: float, others: Sequence[Push] = ()) -> Sequence[Decision]:
+        assert not others, "gradients of a round come singly"
         self._times.note(step, now)
         self._waiting[rank] = step + 1
         if step < self._round:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import final
 
-from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Leave, Release
+from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Leave, Push, Release
 from weft.distributed.consistency.server.policy import NEVER, AbstractPolicy
 
 __all__ = ["Script"]
@@ -15,7 +15,7 @@ class Script(AbstractPolicy):
 
     def __init__(self, decisions: Iterable[Decision]) -> None:
         self._left = list(reversed(list(decisions)))
-        self._pushed: set[tuple[int, int]] = set()
+        self._pushed: set[Push] = set()
         self._waiting: dict[int, int] = {}
         self._gone: set[int] = set()
 
@@ -28,9 +28,10 @@ class Script(AbstractPolicy):
         self._waiting[rank] = step or 0
         return self._move_on()
 
-    def push(self, rank: int, step: int, now: float) -> Sequence[Decision]:
-        self._pushed.add((rank, step))
-        self._waiting[rank] = step + 1
+    def push(self, rank: int, step: int, now: float, others: Sequence[Push] = ()) -> Sequence[Decision]:
+        for pusher, its_step in ((rank, step), *others):
+            self._pushed.add((pusher, its_step))
+            self._waiting[pusher] = its_step + 1
         return self._move_on()
 
     def leave(self, rank: int, now: float) -> Sequence[Decision]:

@@ -7,13 +7,20 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import final
 
-import torch
 from torch import Tensor
 
 from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Release
 from weft.distributed.consistency.server.journal import Summary
 from weft.distributed.consistency.server.kept import recall
-from weft.distributed.consistency.server.protocol import InitHeader, MalformedError, PushHeader, Tag, read_int
+from weft.distributed.consistency.server.protocol import (
+    ForwardHeader,
+    InitHeader,
+    MalformedError,
+    PushHeader,
+    Tag,
+    read_int,
+    with_absent,
+)
 from weft.distributed.consistency.server.shard import Contribution, Shard
 from weft.distributed.consistency.server.training import ServerSpec, Training
 from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, Message
@@ -42,6 +49,7 @@ class _Server:
         self._refused: Counter[str] = Counter()
         self._early: list[Message] = []  # greetings that came before the first training
         self._training: Training | None = None
+        self._owed: dict[int, list[Release]] = {}  # by the address of a host server, what to tell it
 
     def serve(self) -> Summary:
         self._restore()
@@ -62,14 +70,14 @@ class _Server:
         except DeadlineError:
             self._carry_out(self._current.policy.ring(self._now))
             return
-        is_note, is_known = message.tag in (JOINED, LEFT), 0 <= message.source < self._spec.num_workers
-        if is_note or not is_known:
-            if not is_note:
-                self._refused["unknown rank"] += 1
-            elif is_known and message.tag == LEFT:
+        workers = range(self._spec.num_workers)
+        if message.tag in (JOINED, LEFT):
+            if message.tag == LEFT and message.source in workers:
                 self._lose(message.source)
-            return
-        self._admit(message)
+        elif message.source in (self._spec.hosts if message.tag == Tag.FORWARD else workers):
+            self._admit(message)
+        else:
+            self._refused["unknown rank"] += 1
 
     def _admit(self, message: Message) -> None:
         try:
@@ -92,6 +100,8 @@ class _Server:
                 self._current.parts[message.source] = (step, message.tensors)
             case Tag.PUSH:
                 self._take_push(message)
+            case Tag.FORWARD:
+                self._take_forward(message)
             case Tag.STOP:
                 self._carry_out(self._current.policy.stop())
             case Tag.END:
@@ -130,6 +140,7 @@ class _Server:
         self._gone.discard(rank)
         self._count_lost(read_int(message.header, "version"))
         training.greeted.add(rank)
+        training.behind.pop(rank, None)
         training.parts.pop(rank, None)
         training.told.pop(rank, None)
         self._carry_out(training.policy.arrive(rank, step, self._now))
@@ -147,7 +158,7 @@ class _Server:
             step, tensors = training.parts.pop(rank, (-1, ()))
             if step != header.step:
                 raise MalformedError("part")
-        given = _with_absent(tensors, header.absent, len(self._shard.weights))
+        given = with_absent(tensors, header.absent, len(self._shard.weights))
         if not self._shard.accepts(given):
             raise MalformedError("tensors")
         if not header.wants:
@@ -156,35 +167,53 @@ class _Server:
             self._count_lost(header.version)
             self._carry_out(training.policy.arrive(rank, header.step + 1, self._now))
             return
-        told = training.told.get(rank)
-        if told is None or header.step <= training.last_step.get(rank, -1):
+        if not training.expects(rank, header.step):
             self._refused["duplicate"] += 1
             return
-        assert told.version is not None
-        training.last_step[rank] = header.step
-        del training.told[rank]
-        training.pending[rank, header.step] = Contribution(
-            rank, header.step, told.version, header.weight, header.lr, given
-        )
+        version = training.take_version(rank, header.step)
+        training.pending[rank, header.step] = Contribution(rank, header.step, version, header.weight, header.lr, given)
         self._carry_out(training.policy.push(rank, header.step, self._now))
 
-    def _add_to_sum(self, message: Message) -> None:
-        number = read_int(message.header, "number")
-        parts = self._current.sums.setdefault(number, {})
-        if len(message.tensors) != 1 or any(part.shape != message.tensors[0].shape for part in parts.values()):
+    def _take_forward(self, message: Message) -> None:
+        """What a host server joined. All of it is used, or nothing."""
+        header, training = ForwardHeader.read(message.header), self._current
+        given = with_absent(message.tensors, header.absent, len(self._shard.weights))
+        if not self._shard.accepts(given) or not self._spec.are_of_host([r for r, _ in header.pushes], message.source):
             raise MalformedError("tensors")
-        parts[message.source] = message.tensors[0]
+        life = message.source, message.incarnation
+        if header.number <= training.forwards.get(life, -1):
+            self._refused["duplicate"] += 1
+            return
+        training.forwards[life] = header.number
+        if any(rank not in training.met for rank, _ in header.pushes):  # let go by a server that is lost
+            self._count_lost(header.version)
+            present = [(rank, step) for rank, step in header.pushes if rank not in self._gone]
+            training.behind |= {rank: message.source for rank, _ in present}
+            self._carry_out([d for r, step in present for d in training.policy.arrive(r, step + 1, self._now)])
+            return
+        if not all(training.expects(rank, step) for rank, step in header.pushes):
+            self._refused["duplicate"] += 1
+            return
+        training.behind |= {rank: message.source for rank, _ in header.pushes}
+        versions = sorted(training.take_version(rank, step) for rank, step in header.pushes)
+        (rank, step), *others = header.pushes
+        weight = sum(share for _, _, share in header.parts)
+        training.joined[header.pushes] = Contribution(
+            rank, step, versions[0], weight, header.lr, given, others=tuple(versions[1:])
+        )
+        self._carry_out(training.policy.push(rank, step, self._now, others))
+
+    def _add_to_sum(self, message: Message) -> None:
+        number, sums = read_int(message.header, "number"), self._current.sums
+        if len(message.tensors) != 1 or not sums.accepts(number, message.tensors[0]):
+            raise MalformedError("tensors")
+        sums.add(number, message.source, message.tensors[0])
         self._finish_sums()
 
     def _finish_sums(self) -> None:
-        training = self._current
-        waited_for = set(range(self._spec.num_workers)) - self._gone
-        for number, parts in list(training.sums.items()):
-            if parts and waited_for <= parts.keys():
-                total = torch.stack([parts[rank] for rank in sorted(parts)]).sum(0)
-                for rank in parts:
-                    self._send(rank, Tag.TOTAL, {"number": number}, [total])
-                del training.sums[number]
+        for number, ranks, total in self._current.sums.take_whole(set(range(self._spec.num_workers)) - self._gone):
+            for rank in ranks:
+                self._send(rank, Tag.TOTAL, {"number": number}, [total])
 
     def _lose(self, rank: int) -> None:
         self._gone.add(rank)
@@ -200,6 +229,9 @@ class _Server:
         for decision in decisions:
             match decision:
                 case Commit(pushes):
+                    self._pay()
+                    if pushes in training.joined:
+                        self._owed[self._spec.host_of(pushes[0][0])] = []
                     training.commit(pushes)
                 case Drop(rank, step):
                     del training.pending[rank, step]
@@ -214,9 +246,20 @@ class _Server:
                 case _:
                     pass
             training.note(decision)
+        self._pay()
+
+    def _pay(self) -> None:
+        """Answer host servers, each for all ranks that were let go at once, before the weights change again."""
+        owed, self._owed = self._owed, {}
+        for host, releases in owed.items():
+            told = [[release.rank, release.step, release.stop] for release in releases]
+            self._send(host, Tag.WEIGHTS, {**self._position(), "releases": told}, self._shard.weights)
 
     def _answer(self, release: Release) -> None:
         training, rank = self._current, release.rank
+        if rank in training.behind:
+            self._owed.setdefault(training.behind.pop(rank), []).append(release)
+            return
         header = {**self._position(), "step": release.step, "stop": release.stop}
         if rank in training.greeted:
             training.greeted.discard(rank)
@@ -279,20 +322,9 @@ class _Server:
         found = recall(self._spec.kept) if self._spec.kept is not None else None
         if found is None:
             return
-        self._training = Training(
-            self._mailbox, self._spec, found.header, found.weights, found.buffers, is_fresh=False
-        )
+        self._training = Training(self._mailbox, self._spec, found.header, found.weights, found.buffers, is_fresh=False)
         self._training.restore(found)
         workers = range(self._spec.num_workers)
         with suppress(DeadlineError):  # some may have died before
             self._mailbox.await_peers(workers, self._now + REUNION_SECONDS)
         self._gone = set(workers) - self._mailbox.peers().keys()
-
-
-def _with_absent(tensors: Sequence[Tensor], absent: Sequence[int], num_pieces: int) -> tuple[Tensor | None, ...]:
-    """The tensors at their places, None at the others."""
-    if len(tensors) + len(set(absent)) != num_pieces:
-        raise MalformedError("tensors")
-    given = iter(tensors)
-    return tuple(None if index in absent else next(given, None) for index in range(num_pieces))
-

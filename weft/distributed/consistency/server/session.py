@@ -10,7 +10,7 @@ from weft.distributed.consistency.parcel import write
 from weft.distributed.consistency.server.cut import Piece, cut_evenly, put_together
 from weft.distributed.consistency.server.journal import Summary
 from weft.distributed.consistency.server.link import ShardLink
-from weft.distributed.consistency.server.protocol import InitHeader, Tag, server_address
+from weft.distributed.consistency.server.protocol import InitHeader, Tag, host_address, server_address
 from weft.distributed.consistency.server.settings import Settings
 from weft.distributed.mailbox import AbstractMailbox, Message
 from weft.errors import PeerLostError
@@ -41,6 +41,7 @@ class Session:
         self.parameters: Mapping[str, Tensor] = {}
         self.places: Mapping[str, Tensor] = {}
         self.links: list[ShardLink] = []
+        self._host: ShardLink | None = None
         self.has_ended = False
         self._num_sums = 0
 
@@ -60,8 +61,17 @@ class Session:
             ShardLink(self.mailbox, address, pieces, self.places)
             for address, pieces in zip(addresses, cuts, strict=True)
         ]
-        self.mailbox.await_peers(addresses)
+        self._host = self._link_to_host() if self._settings.inner > 1 else None
+        self.mailbox.await_peers(addresses if self._host is None else [*addresses, self._host.address])
         self._begin({}, 0, None)
+
+    def _link_to_host(self) -> ShardLink:
+        """The host server takes the pieces of all shards at once."""
+        settings, rank = self._settings, self.mailbox.address
+        address = host_address(settings.num_workers, settings.num_shards, rank // settings.inner)
+        link = ShardLink(self.mailbox, address, [p for link in self.links for p in link.pieces], self.places)
+        link.about = {"seed": self._seed, "counts": [len(link.pieces) for link in self.links]}
+        return link
 
     def begin_again(self, step: int, slots: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
         """Go on after `step` global batches, with rank 0's weights as they are now, and this optimizer state."""
@@ -110,6 +120,11 @@ class Session:
     # Steps.
 
     @property
+    def carriers(self) -> Sequence[ShardLink]:
+        """Where gradients go: to the shards, or to the host server in front of them."""
+        return self.links if self._host is None else [self._host]
+
+    @property
     def step(self) -> int:
         """Shard 0 gives out the work."""
         return self.links[0].step
@@ -117,11 +132,14 @@ class Session:
     def take_answer(self, link: ShardLink, step: int, *, wants: bool = True) -> Message | None:
         """Wait for an answer; of a server that is lost, for the one in its place, whose welcome has its weights."""
         try:
-            return link.await_weights(wants=wants)
+            message = link.await_weights(wants=wants)
         except PeerLostError:
             link.await_return()
-            self.greet([link], step)
+            self.greet([link] if link in self.links else self.links, step)
             return None
+        if link is self._host:
+            self.links[0].step, self.links[0].is_stopped = link.step, link.is_stopped
+        return message
 
     # Decisions, and the end.
 

@@ -23,6 +23,7 @@ class Settings:
     parts: into how many groups shards are divided that are reached in turn, one in a step.
     period: steps that a rank takes from one exchange to the next; work is dealt out in as many at a time.
     alpha: of the spring between a rank and the centre.
+    inner: ranks to a host server; 1 where there are none.
     """
 
     num_workers: int
@@ -35,6 +36,7 @@ class Settings:
     parts: int = 1
     period: int = 1
     alpha: float = 0.0
+    inner: int = 1
 
     @property
     def clips_own(self) -> bool:
@@ -89,6 +91,7 @@ def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | Non
         clip_norm=clip_norm,
         form=cast(Form, consistency.get("push", "gradient")),
         parts=int(consistency.get("parts", 1)),
+        inner=int(dict(plan.topology.parameters).get("inner", 1)),
     )
 
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from weft.distributed.consistency.server.spring import spring
+from weft.distributed.consistency.server.weighted_sum import weighted_sum
 from weft.training.gradients import clip_by_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
 
@@ -38,7 +39,10 @@ the centre, which the shard holds, and draw it towards themselves."""
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """What one worker pushed for one step; None for a piece that had no part in its loss."""
+    """What one worker pushed for one step, or a host server for several; None for a piece that had no part in a loss.
+
+    Of what a host server joined, `rank` and `step` are those of the first, `version` is the oldest.
+    """
 
     rank: int
     step: int
@@ -46,6 +50,7 @@ class Contribution:
     weight: float  # its share of the batch
     lr: float
     tensors: tuple[Tensor | None, ...]
+    others: tuple[int, ...] = ()  # the versions of those that were joined with the oldest
 
 
 @final
@@ -105,7 +110,7 @@ class Shard:
     def commit(self, contributions: Sequence[Contribution]) -> None:
         """One update. Of gradients that arrive singly there is one contribution."""
         for contribution in contributions:
-            self.staleness[self.version - contribution.version] += 1
+            self.staleness.update(self.version - version for version in (contribution.version, *contribution.others))
         total, factor = self._combine(contributions)
         if any(tensor is not None for tensor in total):
             self._update(dict(zip(self._pieces, total, strict=True)), factor, contributions[0].lr)
@@ -132,17 +137,9 @@ class Shard:
         if len(contributions) < self._num_workers:
             whole = sum(shares)
             shares = [share / whole if whole else 0.0 for share in shares]
-        total: list[Tensor | None] = []
-        for index, piece in enumerate(self.weights):
-            found = [contribution.tensors[index] for contribution in contributions]
-            if not any(shares) or all(tensor is None for tensor in found):
-                total.append(None)
-                continue
-            terms = [torch.zeros_like(piece) if t is None else t * s for t, s in zip(found, shares, strict=True)]
-            for term in terms[1:]:
-                terms[0].add_(term)
-            total.append(terms[0])
-        return total
+        if not any(shares):
+            return [None] * len(self._pieces)
+        return weighted_sum([contribution.tensors for contribution in contributions], shares)
 
     @torch.no_grad()
     def _update(self, total: Mapping[str, Tensor | None], factor: float, lr: float) -> None:

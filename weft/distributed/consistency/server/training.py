@@ -9,13 +9,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.server.decisions import Decision, Release
+from weft.distributed.consistency.server.decisions import Decision, Push, Release
 from weft.distributed.consistency.server.journal import Journal, Summary, journal_file
 from weft.distributed.consistency.server.kept import Kept, Recalled, keep
 from weft.distributed.consistency.server.lent import Lent
 from weft.distributed.consistency.server.policy import AbstractPolicy
-from weft.distributed.consistency.server.protocol import InitHeader
+from weft.distributed.consistency.server.protocol import InitHeader, host_address
 from weft.distributed.consistency.server.shard import Contribution, Form, Rate, Shard
+from weft.distributed.consistency.server.sums import Sums
 from weft.distributed.group.group import AbstractWork
 from weft.distributed.mailbox import AbstractMailbox
 from weft.training.optimizers import AbstractOptimizer, OptimizerState, Shared
@@ -33,6 +34,8 @@ class ServerSpec:
     Args:
         make_policy: for the seed of a training, and whether it begins (or a lost shard is restored).
         make_optimizer: for the shard's part of all elements.
+        num_shards: of the plan; host servers have the addresses after them.
+        inner: ranks to a host server; 1 where there are none.
         alpha: how far a visitor draws the centre towards itself, where the form is elastic.
         run: the run folder, where decisions are recorded; None to record nothing.
         kept: where snapshots of the shard go, and are looked for; None to keep none.
@@ -45,9 +48,25 @@ class ServerSpec:
     make_policy: Callable[[int, bool], AbstractPolicy]
     make_optimizer: Callable[[float], AbstractOptimizer]
     form: Form = "gradient"
+    num_shards: int = 1
+    inner: int = 1
     alpha: float = 0.0
     run: Path | None = None
     kept: Path | None = None
+
+    @property
+    def hosts(self) -> range:
+        """The addresses of host servers."""
+        first = host_address(self.num_workers, self.num_shards, 0)
+        return range(first, first + (-(-self.num_workers // self.inner) if self.inner > 1 else 0))
+
+    def host_of(self, rank: int) -> int:
+        """The address of a rank's host server."""
+        return host_address(self.num_workers, self.num_shards, rank // self.inner)
+
+    def are_of_host(self, ranks: Sequence[int], address: int) -> bool:
+        """Whether these are ranks of the host server with this address."""
+        return all(rank < self.num_workers and self.host_of(rank) == address for rank in ranks)
 
 
 @final
@@ -74,14 +93,17 @@ class Training:
         self.shard = self._make_shard(weights)
         self.policy = spec.make_policy(header.seed, is_fresh)
         self.parts: dict[int, tuple[int, tuple[Tensor, ...]]] = {}
-        self.pending: dict[tuple[int, int], Contribution] = {}
+        self.pending: dict[Push, Contribution] = {}
+        self.joined: dict[tuple[Push, ...], Contribution] = {}  # what host servers forwarded
+        self.forwards: dict[tuple[int, int], int] = {}  # the last number, by address and incarnation
+        self.behind: dict[int, int] = {}  # ranks whose answer goes to a host server -> its address
         self.told: dict[int, Release] = {}  # what each rank was last let go with; nothing while it waits
         self.last_step: dict[int, int] = {}
         self.met: set[int] = set()  # ranks that this server has let go before
         self.greeted: set[int] = set()  # ranks whose answer is a welcome
         self.content: set[int] = set()  # ranks whose answer needs no weights
         self.found: dict[int, tuple[Tensor, ...]] = {}  # the centre as a visitor found it, which is its answer
-        self.sums: dict[int, dict[int, Tensor]] = {}  # number of the sum -> rank -> its part
+        self.sums = Sums()
         self.num_dropped = 0
         self.restored_at: int | None = None  # the version with which it took the place of a server that was lost
         self.num_lost = 0
@@ -143,7 +165,18 @@ class Training:
 
     # Updates.
 
-    def commit(self, pushes: Sequence[tuple[int, int]]) -> None:
+    def expects(self, rank: int, step: int) -> bool:
+        """Whether a rank was let go and has not pushed since."""
+        return rank in self.told and step > self.last_step.get(rank, -1)
+
+    def take_version(self, rank: int, step: int) -> int:
+        """Of the weights that a push was computed on; from now on the rank waits."""
+        self.last_step[rank] = step
+        version = self.told.pop(rank).version
+        assert version is not None, "a server fills it in"
+        return version
+
+    def commit(self, pushes: Sequence[Push]) -> None:
         """One update. Weights that are still being sent, or that a visitor is to be sent, stay as they are, and the
         update is made on a copy."""
         weights = self.shard.weights
@@ -152,7 +185,8 @@ class Training:
             self.found |= {rank: weights for rank, _ in pushes}
         if is_read or self._spec.form == "elastic":
             self.shard.move_to(self._lent.take_free() or self._make_places(weights))
-        self.shard.commit([self.pending.pop(push) for push in pushes])
+        joined = self.joined.pop(tuple(pushes), None)
+        self.shard.commit([self.pending.pop(push) for push in pushes] if joined is None else [joined])
         self.keep(is_due=self._mailbox.clock.now() - self._kept_at >= KEEP_SECONDS)
 
     def lend(self, weights: tuple[Tensor, ...], work: AbstractWork) -> None:

@@ -1,0 +1,43 @@
+"""Stale-synchronous training: what a larger bound saves in waiting, and costs in samples (Ho et al. 2013).
+
+    python -m examples.papers.stale_bound [--ranks 16] [--seeds 3] [--out docs/papers]
+
+A rank may run up to s steps ahead of the slowest. Updates are committed by clock: bound 0 is the synchronous run to the
+last bit, and with bound s a gradient is of weights that are up to s updates old.
+"""
+
+from collections.abc import Sequence
+
+from examples.papers.chart import Panel
+from examples.papers.experiment import Case, parse_options, run_cases, series_of, to_target, write_results
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse_options(__doc__ or "", arguments, ranks="16", values="0,1,2,3,4,5,6", seeds=3, epochs=40)
+    num_ranks = options.ranks[0]
+    settings = to_target(batch_size=8 * num_ranks, lr=0.15, epochs=options.epochs)
+    cases = [
+        Case(f"{num_ranks} workers", bound, f"data={num_ranks} consistency=stale({bound}) topology=server", settings)
+        for bound in options.values
+    ]
+    rows = run_cases(cases, options.num_seeds)
+    best = min(rows, key=lambda row: row.middle("time_to_target"))
+    x, ticks = "bound s", options.values
+    panels = [
+        Panel("share of time waited (%)", x, ticks, series_of(rows, "idle_share", 100)),
+        Panel("samples to 93% accuracy", x, ticks, series_of(rows, "samples_to_target")),
+        Panel("virtual seconds to 93% accuracy", x, ticks, series_of(rows, "time_to_target")),
+    ]
+    finding = {
+        "best_bound": best.case.x,
+        "seconds_to_target_at_best_bound": best.middle("time_to_target"),
+        "seconds_to_target_at_first_bound": rows[0].middle("time_to_target"),
+        "share_waited": {row.case.x: row.middle("idle_share") for row in rows},
+    }
+    write_results("stale_bound", "Stale-synchronous training", options, rows, panels, finding)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Gossip with all neighbours over the mailbox: without deaths that of a group, with them what is left goes on."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.distributed.consistency.cases import make_replicas, trace
+from tests.distributed.consistency.pairs.paired import Course, journals_of, run_pairs, train
+from tests.distributed.consistency.pairs.test_schemes import same
+from tests.distributed.consistency.server.served import make_parameters, momentum
+from tests.distributed.test_proof import small_mlp, splits_of
+from weft.distributed.consistency.pairs import (
+    GossipReplicas,
+    Mean,
+    Mix,
+    audit_pairs,
+    compare_pairs,
+    meeting,
+    trace_pairs,
+)
+from weft.distributed.consistency.pairs.meeting import mix
+from weft.distributed.group import AbstractGroup
+from weft.distributed.group.faulty import Kill
+from weft.distributed.proof import trace_ranks
+from weft.engines.paired_proof import trace_training
+from weft.engines.pairing import Pairing
+from weft.graph import State
+from weft.planning.gossip_graphs import make_split
+from weft.specs import parse_plan
+from weft.training.replicas import Update
+
+PLAN = "data={} consistency=gossip({},lost=drop)"
+
+
+@pytest.mark.parametrize(("size", "graph"), [(2, "ring"), (4, "exponential"), (5, "torus")])
+def test_without_deaths_it_is_the_gossip_of_a_group_to_the_last_bit(size: int, graph: str) -> None:
+    recipe = small_mlp().with_setting("optimizer", "momentum")
+    splits = splits_of(recipe.fixed.data)
+    pairing = Pairing(parse_plan(PLAN.format(size, graph)), (0,))
+    found, _, _ = run_pairs(pairing, lambda _, replicas: trace_ranks(recipe, splits, 0, 4, replicas))
+    expected = trace(recipe, size, make_replicas(f"gossip({graph})"), 4)
+    for own, reference in zip(found, expected, strict=True):
+        assert own is not None
+        assert all(same(a, b) for a, b in zip(own, reference, strict=True))
+
+
+@pytest.mark.parametrize("graph", ["ring", "exponential", "complete"])
+def test_a_rank_that_dies_is_done_without_and_the_run_is_replayed(graph: str, tmp_path: Path) -> None:
+    course = Course(5, graph, "during", 30, faults=[Kill(2, after_seconds=0.3)], run=tmp_path / "run")
+    outcome = train(course)
+    assert outcome.weights[2] is None and outcome.values["lost_ranks"] == 1
+    assert [turns for rank, turns in enumerate(outcome.turns) if rank != 2] == [30] * 4
+    journals = journals_of(tmp_path / "run", 5)
+    mixes = [event for event in journals[3] if isinstance(event, Mix)]
+    assert 2 in mixes[0].ranks and 2 not in mixes[-1].ranks
+    assert isinstance(journals[0][-1], Mean) and journals[0][-1].ranks == (0, 1, 3, 4)
+    assert audit_pairs(journals, make_split(graph, 5)) == []
+    again = train(Course(5, graph, "during", 30, seconds=lambda rank, turn: 0.01, replay=tmp_path / "run"))
+    assert same(outcome.mean, again.mean) and outcome.values == again.values
+
+
+def test_all_stop_after_the_same_turn() -> None:
+    """Nobody stops before those who are ahead of it: they wait for its weights."""
+
+    def work(group: AbstractGroup, replicas: GossipReplicas) -> int:
+        parameters, optimizer = make_parameters(), momentum()
+        replicas.join(State(parameters, {}, torch.zeros(0)))
+        state, turns, has_stopped = optimizer.init(parameters), 0, False
+        while not has_stopped:
+            replicas.begin(1 / 4)
+            group.clock.charge(0.01 * (1 + replicas.rank))
+            _, state = replicas.finish(0.0, Update(optimizer, parameters, state, 0.1, None))
+            turns += 1
+            has_stopped = replicas.agree(replicas.rank == 3 and turns > 5)
+        return turns
+
+    found, _, _ = run_pairs(Pairing(parse_plan(PLAN.format(4, "ring")), (0,)), work)
+    assert len(set(found)) == 1 and 6 < (found[0] or 0) < 12
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_it_is_held_to_the_equations(is_planted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: a rank counts itself twice."""
+    if is_planted:
+        monkeypatch.setattr(meeting, "mix", lambda own, others: mix(own, [own, *others]))
+    recipe, plan = small_mlp(), parse_plan(PLAN.format(4, "ring"))
+    splits = splits_of(recipe.fixed.data)
+    found, _, _ = run_pairs(
+        Pairing(plan, (0,), tmp_path), lambda _, replicas: trace_training(recipe, splits, 0, 4, replicas)
+    )
+    references, means = trace_pairs(recipe, splits, 0, journals_of(tmp_path, 4))
+    assert found[0] is not None
+    traces = [own[0] for own in found if own is not None]
+    proof = compare_pairs(traces, references, (found[0][1], means[max(means)]))
+    assert proof.passed is not is_planted, proof.finding

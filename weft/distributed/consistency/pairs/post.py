@@ -1,0 +1,66 @@
+"""A worker's post: letters to desks and workers, each with the number of the training, and answers with a deadline."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, final
+
+from torch import Tensor
+
+from weft.distributed.consistency.pairs.protocol import Tag, desk_address
+from weft.distributed.group.group import AbstractWork
+from weft.distributed.mailbox import AbstractMailbox, Message
+from weft.errors import PeerLostError
+
+__all__ = ["Post"]
+
+
+@final
+class Post:
+    """Args:
+    patience: seconds to wait for an answer. A peer that dies or falls silent is noticed long before by the mailbox;
+        this is for what must not happen.
+    """
+
+    def __init__(self, mailbox: AbstractMailbox, size: int, patience: float) -> None:
+        self.mailbox = mailbox
+        self.size = size
+        self.run = -1
+        self._patience = patience
+        self._under_way: list[AbstractWork] = []
+
+    @property
+    def rank(self) -> int:
+        return self.mailbox.address
+
+    @property
+    def deadline(self) -> float:
+        return self.mailbox.clock.now() + self._patience
+
+    def alive(self) -> list[int]:
+        """Ranks whose worker and desk are there."""
+        peers = self.mailbox.peers()
+        return [r for r in range(self.size) if r == self.rank or (r in peers and desk_address(self.size, r) in peers)]
+
+    def send(self, to: int, tag: Tag, tensors: Sequence[Tensor], **header: Any) -> int:
+        """To a worker or a desk, by its address; `settle` before the tensors change. How many bytes they are."""
+        self._under_way.append(self.mailbox.start_send(to, tag, {"run": self.run, **header}, tensors))
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def note(self, rank: int, tag: Tag, **header: Any) -> None:
+        """To the desk of a rank; to one that is gone it is lost."""
+        self.mailbox.start_send(desk_address(self.size, rank), tag, {"run": self.run, **header})
+
+    def receive(self, tag: Tag, source: int, **expected: int) -> Message:
+        """The answer with these numbers; others of the kind were here before, and come twice."""
+        deadline = self.deadline
+        while True:
+            message = self.mailbox.receive(tag, source, deadline=deadline)
+            if message.header.items() >= {"run": self.run, **expected}.items():
+                return message
+
+    def settle(self) -> None:
+        """Wait until what was sent may be changed."""
+        under_way, self._under_way = self._under_way, []
+        for work in under_way:
+            with suppress(PeerLostError):
+                work.wait()
