@@ -14,7 +14,7 @@ virtual   1000 workers of the virtual cluster, asynchronous, `digits_mlp`: real 
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +35,7 @@ from weft.engines.program import Program
 from weft.engines.serving import Service, tolerance_of, use_replicas
 from weft.engines.simulation import simulate
 from weft.graph import AbstractExecutor, GradientSink, Outputs, State
-from weft.metrics.machine import describe_machine, describe_versions
+from weft.metrics.machine import describe_machine, describe_source, describe_versions
 from weft.metrics.record_file import read_record
 from weft.metrics.run_folder import RunFolder, create_run_folder
 from weft.metrics.statistics import ratio_interval, ratio_of_medians
@@ -68,8 +68,10 @@ SCHEMES = {
     "stale-synchronous": "data=4 consistency=stale(3,commit=arrival,lr=full) topology=server(shards=1,place=own)",
     "backup workers": "data=4 consistency=backup(1) topology=server(shards=1,place=own)",
 }
-NUM_ELEMENTS, NUM_ROUNDS = 25_000_000, 8
+NUM_ELEMENTS, NUM_ROUNDS, NUM_TURNS = 25_000_000, 4, 3
 VIRTUAL_RANKS = 1000
+
+Row = dict[str, Any]
 
 
 def main() -> None:
@@ -78,22 +80,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
+    parts: dict[str, Callable[[], list[Row]]] = {
         "slow": lambda: measure_slow(options.seeds),
         "servers": measure_servers,
         "virtual": measure_virtual,
     }
-    found: dict[str, Any] = {name: parts[name]() for name in options.only.split(",")}
-    about: dict[str, Any] = {"measured": datetime.now(UTC).isoformat(timespec="seconds")}
-    about |= {"machine": describe_machine(), "versions": describe_versions()}
-    write_json(options.out, encode_json({**about, **found}))
+    about: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": describe_machine()}
+    about |= {"versions": describe_versions(), "source": describe_source()}
+    rows = [row for name in options.only.split(",") for row in parts[name]()]
+    write_json(options.out, encode_json({**about, "rows": rows}))
 
 
 # ---- one slow rank
 
 
-def measure_slow(num_seeds: int) -> dict[str, Any]:
-    """Seconds to the target, and accuracies on the test set, by scheme; ratios to synchronous ranks."""
+def measure_slow(num_seeds: int) -> list[Row]:
+    """Seconds to the target, and accuracies on the test set, by scheme."""
     times: dict[str, list[float]] = {name: [] for name in SCHEMES}
     accuracies: dict[str, list[float]] = {name: [] for name in SCHEMES}
     for seed in range(num_seeds):
@@ -108,15 +110,11 @@ def measure_slow(num_seeds: int) -> dict[str, Any]:
             times[name].append(float("inf") if found[0] is None else found[0])
             accuracies[name].append(values["test/accuracy"])
             print(f"seed {seed}  {name:20}{times[name][-1]:8.2f} s  {accuracies[name][-1]:.4f}", flush=True)
-    ratios = {}
-    for name in SCHEMES:
-        interval = ratio_interval(times["synchronous"], times[name])
-        ratios[name] = {"ratio": ratio_of_medians(times["synchronous"], times[name]), "interval": interval}
-        print(
-            f"{name:20}{median(times[name]):8.2f} s  {ratios[name]['ratio']:.2f} times as fast  "
-            f"{median(accuracies[name]):.4f}"
-        )
-    return {"plans": SCHEMES, "seconds_to_target": times, "test_accuracy": accuracies, "speed-ups": ratios}
+    case = "digits_cnn to 94%, one of 4 ranks three times as slow"
+    return [
+        {**_row(case, name, "s to target", times, "synchronous"), "test_accuracy": median(accuracies[name])}
+        for name in SCHEMES
+    ]
 
 
 def train_slow_rank(recipe: dict[str, Any], folder: str, seed: int) -> float | None:
@@ -176,8 +174,8 @@ class Sleepy(AbstractExecutor):
 # ---- servers and bytes
 
 
-def measure_servers() -> dict[str, Any]:
-    """Median seconds of a step, by system."""
+def measure_servers() -> list[Row]:
+    """Milliseconds of a step, by system; the systems take turns."""
     systems: dict[str, tuple[str, int, dict[str, Any]]] = {
         "weft, one server": ("serve_rank", 3, {"shards": 1, "kind": "shared_memory"}),
         "weft, two servers": ("serve_rank", 4, {"shards": 2, "kind": "shared_memory"}),
@@ -186,13 +184,14 @@ def measure_servers() -> dict[str, Any]:
         "weft, all-reduce": ("reduce_rank", 2, {"kind": "shared_memory"}),
         "gloo, all-reduce": ("reduce_rank", 2, {"kind": "torch"}),
     }
-    seconds = {}
-    for name, (function, num_ranks, arguments) in systems.items():
-        found = run_ranks(Program(f"benchmarks.relaxed:{function}", arguments), num_ranks)
-        seconds[name] = [max(values) for values in zip(*found[:2], strict=True)]
-        print(f"{name:24}{median(seconds[name]) * 1e3:9.1f} ms", flush=True)
-    num_bytes = 4 * NUM_ELEMENTS
-    return {"num_bytes": num_bytes, "num_workers": 2, "seconds": seconds}
+    times: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(NUM_TURNS):
+        for name, (function, num_ranks, arguments) in systems.items():
+            found = run_ranks(Program(f"benchmarks.relaxed:{function}", arguments), num_ranks)
+            times[name] += [1e3 * max(values) for values in zip(*found[:2], strict=True)]
+            print(f"{name:24}{median(times[name]):9.1f} ms", flush=True)
+    case = f"2 workers, {4 * NUM_ELEMENTS / 1e6:.0f} MB"
+    return [_row(case, name, "ms a step", times, "torch RPC, one server") for name in systems]
 
 
 def serve_rank(shards: int, kind: str) -> list[float]:
@@ -283,7 +282,7 @@ def rpc_rank() -> list[float]:
 # ---- many virtual ranks
 
 
-def measure_virtual() -> dict[str, Any]:
+def measure_virtual() -> list[Row]:
     """Real seconds for a thousand updates of 1000 virtual workers; what comes before and after is in them."""
     plan = f"data={VIRTUAL_RANKS} consistency=async topology=server"
     settings = ("batch_size=1000", "epochs=4", "evaluate_every=4")
@@ -293,13 +292,19 @@ def measure_virtual() -> dict[str, Any]:
     updates = sum(simulation.record.repetitions[0].series["staleness"])
     per_thousand = simulation.real_seconds / updates * 1000
     print(f"{VIRTUAL_RANKS} virtual ranks: {updates:.0f} updates, {per_thousand:.2f} s for a thousand")
-    return {
-        "num_ranks": VIRTUAL_RANKS,
-        "updates": updates,
-        "real_seconds": simulation.real_seconds,
-        "real_seconds_per_thousand_updates": per_thousand,
-        "virtual_seconds": simulation.virtual_seconds,
-    }
+    unit = "s for a thousand updates"
+    return [_row(f"{VIRTUAL_RANKS} virtual ranks", "asynchronous", unit, {"asynchronous": [per_thousand]})]
+
+
+def _row(case: str, name: str, unit: str, values: Mapping[str, Sequence[float]], peer: str = "") -> Row:
+    """The median, and how many times as fast that is as the peer."""
+    row: Row = {"benchmark": "relaxed", "case": case, "system": name, "median": round(median(values[name]), 3)}
+    row["unit"] = unit
+    if peer:
+        ratio, interval = ratio_of_medians(values[peer], values[name]), ratio_interval(values[peer], values[name])
+        row |= {"as": peer, "times_as_fast": round(ratio, 3)}
+        row["interval_of_times_as_fast"] = [round(interval.low, 3), round(interval.high, 3)]
+    return {**row, "raw": [round(value, 4) for value in values[name]]}
 
 
 if __name__ == "__main__":

@@ -83,8 +83,7 @@ def test_a_run_of_four_processes_is_replayed_to_the_last_bit(tmp_path: Path) -> 
 def test_elastic_ranks_and_host_servers_are_replayed_to_the_last_bit(plan: str, tmp_path: Path) -> None:
     """Real processes once, and their record on the virtual cluster."""
     first = tmp_path / "first"
-    settings = ["--set", "epochs=2", "--set", "batch_size=64", "--quiet"]
-    finish(start("run", "digits_mlp", "--plan", plan, *settings, "--out", str(first)))
+    finish(start("run", "digits_mlp", "--plan", plan, *SETTINGS, "--out", str(first)))
     virtual = start("simulate", "--replay", str(first), "--compute-seconds", "0.001", "--quiet", "--json")
     assert "to the last bit" in finish(virtual)
 
@@ -94,7 +93,7 @@ def test_a_worker_and_a_server_that_are_killed(tmp_path: Path) -> None:
     """The worker is done without; the server is restored from its last snapshot, and says what was lost."""
     run = tmp_path / "run"
     plan = "data=3 consistency=async topology=server(shards=1,place=own)"
-    settings = ["--set", "epochs=6", "--set", "batch_size=32", "--quiet"]
+    settings = ["--set", "epochs=4", "--set", "batch_size=32", "--quiet"]
     process = start("run", "digits_mlp", "--plan", plan, *settings, "--out", str(run))
     kill_when_under_way(process, run, 1)
     kill_when_under_way(process, run, 3)
