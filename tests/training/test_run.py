@@ -131,6 +131,20 @@ def test_resume_goes_on_with_the_seeds_that_are_left(tmp_path: Path) -> None:
     assert [r.hashes for r in resumed.repetitions] == [r.hashes for r in whole.repetitions]
 
 
+@pytest.mark.parametrize("begins", ["anew", "as told"])
+def test_a_checkpoint_that_was_not_there_before_is_no_start(tmp_path: Path, begins: str) -> None:
+    """A rank that comes late finds checkpoints of ranks that did not wait for it."""
+    whole = run(tiny(), tmp_path / "whole").repetitions[0]
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(), tmp_path / "cut", listeners=(InterruptAfter(3),))
+    events: list[Event] = []
+    if begins == "anew":
+        run_recipe(tiny(), folder=RunFolder(tmp_path / "cut"), seeds=(0,), listeners=(events.append,))
+    else:
+        resume_run(RunFolder(tmp_path / "cut"), begun=(), listeners=(events.append,))
+    assert sum(isinstance(event, StepEnded) for event in events) == len(whole.series["train/loss"])
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_said_so(tmp_path: Path) -> None:
     whole = run(tiny(), tmp_path / "whole").repetitions[0]
     with pytest.raises(KeyboardInterrupt):

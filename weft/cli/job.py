@@ -11,19 +11,26 @@ from weft.recipes import find_recipe
 from weft.specs import parse_plan
 from weft.training.build import check_recipe
 from weft.training.recipe import Recipe
+from weft.training.run import find_begun
 
 __all__ = ["Job", "choose_recipe", "new_job", "resumed_job", "with_plan", "with_settings"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A recipe, a run folder, and the seeds that are still to be trained; `replay` is the run that is repeated."""
+    """A recipe, a run folder, and the seeds that are still to be trained.
+
+    Args:
+        begun: of a resumed run, the seeds that go on from a checkpoint.
+        replay: the run that is repeated.
+    """
 
     recipe: Recipe
     folder: RunFolder
     seeds: tuple[int, ...]
     is_resumed: bool
     replay: Path | None = None
+    begun: tuple[int, ...] = ()
 
 
 def choose_recipe(name: str | None, settings: Sequence[str], plan: str | None, workers: int | None) -> Recipe:
@@ -51,7 +58,8 @@ def resumed_job(path: Path, name: str | None, plan: str | None, workers: int | N
     if not record.recipe:
         raise UsageError(f"run was not made from a recipe ({path}); nothing can be resumed")
     left = tuple(r.seed for r in record.repetitions if r.status in ("running", "interrupted"))
-    return Job(with_plan(Recipe.from_dict(record.recipe), plan, workers), folder, left, is_resumed=True)
+    recipe = with_plan(Recipe.from_dict(record.recipe), plan, workers)
+    return Job(recipe, folder, left, is_resumed=True, begun=find_begun(folder, left))
 
 
 def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:

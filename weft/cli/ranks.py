@@ -103,7 +103,7 @@ def _train(job: Job, replicas: AbstractReplicas, *, quiet: bool) -> None:
     console.quiet = replicas.rank > 0
     with use_progress(console, [f"seed {seed}" for seed in job.seeds], quiet=quiet or replicas.rank > 0) as listener:
         if job.is_resumed:
-            resume_run(job.folder, listeners=[listener], replicas=replicas)
+            resume_run(job.folder, listeners=[listener], replicas=replicas, begun=job.begun)
         else:
             run_recipe(job.recipe, folder=job.folder, seeds=job.seeds, listeners=[listener], replicas=replicas)
 
@@ -120,13 +120,15 @@ def _to_json(job: Job) -> dict[str, Any]:
         "seeds": list(job.seeds),
         "is_resumed": job.is_resumed,
         "replay": None if job.replay is None else str(job.replay),
+        "begun": list(job.begun),
     }
 
 
 def _from_json(data: dict[str, Any]) -> Job:
     folder = RunFolder(Path(data["folder"]))
     replay = None if data["replay"] is None else Path(data["replay"])
-    return Job(Recipe.from_dict(data["recipe"]), folder, tuple(data["seeds"]), data["is_resumed"], replay)
+    recipe, seeds, begun = Recipe.from_dict(data["recipe"]), tuple(data["seeds"]), tuple(data["begun"])
+    return Job(recipe, folder, seeds, data["is_resumed"], replay, begun)
 
 
 def _tell(group: AbstractGroup, job: Job | None) -> Job:

@@ -1,7 +1,8 @@
 """Running a recipe: every repetition trained, recorded, checkpointed and, if need be, resumed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -26,7 +27,7 @@ from weft.training.results import hash_tensors, judge, to_target, values_of
 from weft.training.snapshot import restore
 from weft.training.surroundings import Surroundings
 
-__all__ = ["mark_failed", "resume_run", "run_recipe"]
+__all__ = ["find_begun", "mark_failed", "resume_run", "run_recipe"]
 
 
 def run_recipe(
@@ -50,16 +51,30 @@ def run_recipe(
     replicas, surroundings = replicas or SoloReplicas(), surroundings or Surroundings()
     record = _begin_record(recipe, seeds, surroundings.clock_rules, is_sketch=replicas.rank > 0)
     try:
-        return _run_what_is_left(recipe, record, folder, listeners, replicas, surroundings)
+        return _run_what_is_left(recipe, record, folder, listeners, replicas, surroundings, begun=())
     except UsageError:  # missing data, a batch larger than them: nothing has begun, so nothing stays
         folder.discard()
         raise
 
 
+def find_begun(folder: RunFolder, seeds: Sequence[int]) -> tuple[int, ...]:
+    """The seeds whose training has left checkpoints."""
+    return tuple(seed for seed in seeds if _checkpoints_of(folder, seed).is_dir())
+
+
 def resume_run(
-    folder: RunFolder, *, listeners: Sequence[Listener] = (), replicas: AbstractReplicas | None = None
+    folder: RunFolder,
+    *,
+    listeners: Sequence[Listener] = (),
+    replicas: AbstractReplicas | None = None,
+    begun: Sequence[int] | None = None,
 ) -> RunRecord:
-    """Go on with a run that was interrupted or killed, from its last whole checkpoint, to the same bits."""
+    """Go on with a run that was interrupted or killed, from its last whole checkpoint, to the same bits.
+
+    Args:
+        begun: the seeds that go on from a checkpoint, as `find_begun` finds them before any rank has started. A rank
+            that looked for itself, and came late, would find checkpoints of those that did not wait for it.
+    """
     record = read_record(folder.path)
     if not record.recipe:
         raise RunFolderError(f"run was not made from a recipe ({folder.path}); nothing can be resumed")
@@ -69,7 +84,8 @@ def resume_run(
         raise RunFolderError(f"run is a simulation, which keeps no checkpoints ({folder.path}); start a new one")
     recipe = Recipe.from_dict(record.recipe)
     check_recipe(recipe)
-    return _run_what_is_left(recipe, record, folder, listeners, replicas or SoloReplicas(), Surroundings())
+    begun = find_begun(folder, [repetition.seed for repetition in record.repetitions]) if begun is None else begun
+    return _run_what_is_left(recipe, record, folder, listeners, replicas or SoloReplicas(), Surroundings(), begun)
 
 
 def mark_failed(folder: RunFolder, error: Exception) -> None:
@@ -106,6 +122,7 @@ def _run_what_is_left(
     listeners: Sequence[Listener],
     replicas: AbstractReplicas,
     surroundings: Surroundings,
+    begun: Sequence[int],
 ) -> RunRecord:
     def write() -> None:
         if replicas.rank == 0:
@@ -117,7 +134,8 @@ def _run_what_is_left(
         if _has_ended(repetition):
             continue
         try:
-            ended = _train_once(recipe, repetition.seed, folder, listeners, replicas, surroundings)
+            goes_on = repetition.seed in begun
+            ended = _train_once(recipe, repetition.seed, folder, listeners, replicas, surroundings, goes_on=goes_on)
         except (DivergedError, PeerLostError) as error:
             failures.append(error)
             infinite = to_target((), recipe.fixed.target)
@@ -136,6 +154,14 @@ def _run_what_is_left(
     return record
 
 
+def _passing_over(emit: Listener) -> Callable[[str], None]:
+    return lambda damage: emit(Notice(f"{damage}; looking for an older one"))
+
+
+def _checkpoints_of(folder: RunFolder, seed: int) -> Path:
+    return folder.checkpoint / f"seed-{seed}"
+
+
 def _has_ended(repetition: Repetition) -> bool:
     return repetition.status in ("done", "failed")
 
@@ -147,15 +173,17 @@ def _train_once(
     listeners: Sequence[Listener],
     replicas: AbstractReplicas,
     surroundings: Surroundings,
+    *,
+    goes_on: bool,
 ) -> Repetition:
-    """One training from one seed, or the rest of it where a checkpoint is found."""
-    checkpoints, now = folder.checkpoint / f"seed-{seed}", surroundings.now
+    """One training from one seed, or the rest of it, from its last whole checkpoint."""
+    checkpoints, now = _checkpoints_of(folder, seed), surroundings.now
     history = History()
     watching = use_resource_watch(is_idle=surroundings.is_virtual)
     with use_interrupt() as interrupt, use_determinism(), watching as watch:
         heard = [log_to(folder, seed), *listeners] if replicas.rank == 0 else []
         emit = _in_turn([history, watch, surroundings.listen, *heard, interrupt])
-        snapshot = latest_checkpoint(checkpoints, lambda text: emit(Notice(f"{text}; looking for an older one")))
+        snapshot = latest_checkpoint(checkpoints, _passing_over(emit)) if goes_on else None
         started: float = snapshot.progress["started"] if snapshot else now()
         splits = surroundings.load(recipe)
         task, state = build_task(recipe, splits, seed, replicas)
