@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+
+# A shell starts what runs in its background deaf to Ctrl-C, and so would be all processes that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Derandomised: a test that passes once passes always. No database: a test leaves no files behind.
 settings.register_profile("weft", deadline=None, derandomize=True, max_examples=50, database=None)

@@ -23,7 +23,10 @@ def start(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes]) -> str:
-    _, errors = process.communicate(timeout=DEADLINE)
+    try:
+        _, errors = process.communicate(timeout=DEADLINE)
+    finally:
+        process.kill()  # one that is late, and with it all its ranks
     assert process.returncode in (0, 1), errors.decode()
     return errors.decode()
 
