@@ -11,7 +11,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, final
 
@@ -34,6 +35,7 @@ EAGER_TESTS = 2000
 YIELDING_SECONDS = 0.2
 IDLE_SECONDS = 50e-6
 ADDRESS_BYTES = 256
+FAREWELL_SECONDS = 10.0
 FAULT_TOLERANCE = "OMPI_MCA_mpi_ft_enable"  # set by `mpirun --with-ft ulfm` for its ranks
 
 _c10d: Any = distributed  # its type stubs lack the stores
@@ -86,8 +88,8 @@ class MpiGroup(AbstractGroup):
         self._store = store or open_store(whole, timeout, is_one_host=_is_one_host(self._mpi, whole))
         self._num_splits = 0
         self._is_open = True
-        signs = _c10d.PrefixStore(f"watch/{generation}", self._store)
-        self._watch = Watch(signs, self.rank, self.size, timeout=timeout, on_lost=lambda _: self._doom())
+        self._signs = _c10d.PrefixStore(f"watch/{generation}", self._store)
+        self._watch = Watch(self._signs, self.rank, self.size, timeout=timeout, on_lost=self._doom)
 
     @property
     def rank(self) -> int:
@@ -142,9 +144,21 @@ class MpiGroup(AbstractGroup):
         if not self._is_open:
             raise UsageError(f"group is closed (rank: {self.rank}, size: {self.size}); open a new one")
 
-    def _doom(self) -> None:
-        """MPI's own end would wait for the lost peer: leave without it, after this process has told its error."""
-        atexit.register(_leave if is_fault_tolerant() else self._mpi.COMM_WORLD.Abort, PeerLostError.exit_code)
+    def _doom(self, lost: int) -> None:
+        """MPI's own end would wait for the lost peer: leave without it, after all others have told their error too."""
+        others = [rank for rank in range(self.size) if rank not in (lost, self.rank)]
+        end = _leave if is_fault_tolerant() else self._mpi.COMM_WORLD.Abort
+        atexit.register(end, PeerLostError.exit_code)
+        atexit.register(_await_others, self._signs, self.rank, others)  # runs first
+
+
+def _await_others(store: Store, rank: int, others: Sequence[int]) -> None:
+    """Wait until the others come to their end as well, or are late: mpirun ends all when the first is gone."""
+    deadline = time.monotonic() + FAREWELL_SECONDS
+    with suppress(RuntimeError):  # the store goes with the rank that keeps it, when it has seen all
+        store.set(f"leaving/{rank}", "")
+        while not store.check([f"leaving/{other}" for other in others]) and time.monotonic() < deadline:
+            time.sleep(IDLE_SECONDS)
 
 
 def is_fault_tolerant() -> bool:
