@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import kendalltau
 from torch import Tensor
 
 from weft.errors import UsageError
+from weft.metrics.statistics import scipy_stats
 
 __all__ = ["LabelBias", "dataset_bias", "epoch_correlation", "sampler_order"]
 
@@ -63,7 +63,7 @@ def sampler_order(indices: Indices) -> float:
     if num_ordered == 0:
         return 0.0
     # Kendall's tau-b is (ascending - descending) / sqrt(pairs * ordered pairs), as the positions hold no ties.
-    tau = kendalltau(np.arange(order.size), order).statistic
+    tau = scipy_stats().kendalltau(np.arange(order.size), order).statistic
     return float(np.clip(0.5 - 0.5 * tau * np.sqrt(num_pairs / num_ordered), 0.0, 1.0))  # rounding may pass the ends
 
 

@@ -7,11 +7,13 @@ when some runs failed. Not-a-number has no rank and is refused.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 from weft.errors import UsageError
 from weft.metrics.metric import Statistic
@@ -30,6 +32,7 @@ __all__ = [
     "ratio_interval",
     "ratio_of_medians",
     "repetitions_needed",
+    "scipy_stats",
     "summarise",
 ]
 
@@ -168,7 +171,7 @@ def mann_whitney_p(a: Values, b: Values) -> float:
     """
     first, second = _checked(a), _checked(b)
     if math.comb(len(first) + len(second), len(first)) > _MAX_ENUMERATED:
-        return float(stats.mannwhitneyu(first, second).pvalue)
+        return float(scipy_stats().mannwhitneyu(first, second).pvalue)
     observed, every_sum = _rank_sums(first, second)
     below, above = float(np.mean(every_sum <= observed)), float(np.mean(every_sum >= observed))
     return min(1.0, 2 * min(below, above))
@@ -182,7 +185,7 @@ def mann_whitney_less_p(a: Values, b: Values) -> float:
     """
     first, second = _checked(a), _checked(b)
     if math.comb(len(first) + len(second), len(first)) > _MAX_ENUMERATED:
-        return float(stats.mannwhitneyu(first, second, alternative="less").pvalue)
+        return float(scipy_stats().mannwhitneyu(first, second, alternative="less").pvalue)
     observed, every_sum = _rank_sums(first, second)
     return float(np.mean(every_sum <= observed))
 
@@ -192,7 +195,7 @@ def _rank_sums(first: NDArray[np.float64], second: NDArray[np.float64]) -> tuple
 
     scipy falls back to the asymptotic p where values are tied: 0.047 for [1, 1, 1] against [2, 2, 2], truly 0.1.
     """
-    ranks = stats.rankdata(np.concatenate([first, second]))
+    ranks = scipy_stats().rankdata(np.concatenate([first, second]))
     every_sum = np.array([sum(deal) for deal in combinations(ranks.tolist(), len(first))])
     return float(ranks[: len(first)].sum()), every_sum
 
@@ -250,7 +253,7 @@ def _checked(values: Values) -> NDArray[np.float64]:
 
 def _median_rank(count: int, confidence: float) -> int:
     """The largest k such that the k-th smallest and k-th largest values enclose the median; 0 if there is none."""
-    return int(stats.binom.ppf((1 - confidence) / 2, count, 0.5))
+    return int(scipy_stats().binom.ppf((1 - confidence) / 2, count, 0.5))
 
 
 def _divide(above: NDArray[np.float64] | np.float64, below: NDArray[np.float64] | np.float64) -> NDArray[np.float64]:
@@ -277,3 +280,9 @@ def _resampled_medians(
         return ordered[np.minimum((uniform * count).astype(np.int64), count - 1)]
 
     return (pick(lower) + pick(upper)) / 2
+
+
+@cache
+def scipy_stats() -> Any:
+    """scipy.stats, which takes longer to import than all of Weft: a rank that only trains is not to wait for it."""
+    return import_module("scipy.stats")

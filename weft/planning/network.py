@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import numpy as np
-from scipy.optimize import nnls
 
 from weft.errors import UsageError
 from weft.planning.cluster import ClusterSpec, Link
@@ -175,6 +174,8 @@ def fit_alpha_beta(sizes: Sequence[int], times: Sequence[float]) -> tuple[float,
     >>> round(alpha * 1e6, 6), round(beta * 1e9, 6)
     (10.0, 1.0)
     """
+    from scipy.optimize import nnls  # half a second, which only a fit is to wait for
+
     if len(sizes) != len(times) or len(set(sizes)) < 2 or min(times) <= 0:
         raise UsageError(
             f"a line needs two message sizes with times above zero (sizes: {len(set(sizes))}, times: {len(times)}); "
