@@ -10,24 +10,22 @@
 A line is with the operating system before anybody learns of what it says: what a killed rank did is known.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from weft.distributed.consistency.pairs.events import NOBODY, Deal, Event, Look, Mean, Mix, Pair, Step, decode, encode
-from weft.distributed.consistency.server.journal import FOLDER
-from weft.errors import CorruptFileError, RunFolderError, StorageError
+from weft.distributed.consistency.record_lines import FORMAT, line_of, read_after_head, record_file, storing
+from weft.errors import RunFolderError
 
 __all__ = ["Journal", "Script", "journal_file", "make_scripts", "read_events", "read_journals"]
 
-FORMAT = 1
+TROUBLE = "pairs could not be recorded"
 
 
 def journal_file(run: Path, seed: int, rank: int) -> Path:
-    return run / FOLDER / f"seed-{seed}" / f"rank-{rank}.jsonl"
+    return record_file(run, seed, f"rank-{rank}")
 
 
 @final
@@ -36,17 +34,17 @@ class Journal:
 
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         self._path = path
-        with _storing(path):
+        with storing(path, TROUBLE):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("w", encoding="utf-8", buffering=1)
-            self._file.write(json.dumps({"format": FORMAT, **about}) + "\n")
+            self._file.write(line_of({"format": FORMAT, **about}))
 
     def note(self, event: Event) -> None:
-        with _storing(self._path):
-            self._file.write(json.dumps(encode(event), separators=(",", ":")) + "\n")
+        with storing(self._path, TROUBLE):
+            self._file.write(line_of(encode(event)))
 
     def close(self) -> None:
-        with _storing(self._path):
+        with storing(self._path, TROUBLE):
             self._file.close()
 
 
@@ -56,18 +54,7 @@ def read_events(run: Path, seed: int, rank: int) -> list[Event]:
     Raises:
         RunFolderError: the run recorded nothing, or nothing that can be repeated.
     """
-    path = journal_file(run, seed, rank)
-    try:
-        whole, _, _torn = path.read_bytes().rpartition(b"\n")
-        head, *lines = [json.loads(line) for line in whole.splitlines()]
-    except FileNotFoundError:
-        raise RunFolderError(f"run has no record of its pairs ({path}); replay one with mix=pair") from None
-    except ValueError as error:
-        raise CorruptFileError(f"record of pairs has a bad line ({path}: {error}); replay another run") from None
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise CorruptFileError(f"file is no record of pairs of this version ({path}); replay another run")
-    if head.get("first"):
-        raise RunFolderError(f"run was resumed, and its record is only of what came after ({path}); replay another")
+    lines = read_after_head(journal_file(run, seed, rank), "its pairs", begun="first")
     return [decode(line) for line in lines]
 
 
@@ -139,13 +126,3 @@ def _is_repeated(event: Event, rank: int, means: Mapping[int, tuple[int, ...]]) 
             return True
         case _:
             return False
-
-
-@contextmanager
-def _storing(path: Path) -> Iterator[None]:
-    """Turns trouble with the disk into StorageError."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StorageError(f"pairs could not be recorded ({path}: {reason}); free space") from error

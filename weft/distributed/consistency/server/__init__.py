@@ -7,7 +7,7 @@ from weft.distributed.consistency.server.cut import Piece, cut_evenly
 from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Leave, Release
 from weft.distributed.consistency.server.host import HostSpec, serve_host
 from weft.distributed.consistency.server.joins import Joins
-from weft.distributed.consistency.server.journal import FOLDER, Summary, read_decisions, read_summary
+from weft.distributed.consistency.server.journal import Summary, read_decisions, read_summary
 from weft.distributed.consistency.server.policy import NEVER, AbstractPolicy
 from weft.distributed.consistency.server.protocol import host_address, server_address
 from weft.distributed.consistency.server.rounds import Rounds
@@ -20,7 +20,6 @@ from weft.distributed.consistency.server.training import ServerSpec
 from weft.distributed.consistency.server.worker import ServedReplicas
 
 __all__ = [
-    "FOLDER",
     "NEVER",
     "AbstractPolicy",
     "Arrival",

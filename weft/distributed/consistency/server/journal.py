@@ -11,22 +11,28 @@
 Lines reach the disk every second; the last one is there only if the run came to its end.
 """
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TextIO, final
 
+from weft.distributed.consistency.record_lines import (
+    FORMAT,
+    line_of,
+    read_after_head,
+    read_lines,
+    record_file,
+    storing,
+)
 from weft.distributed.consistency.server.decisions import Decision, Join, decode, encode
-from weft.errors import CorruptFileError, RunFolderError, StorageError
+from weft.errors import RunFolderError
 
-__all__ = ["FOLDER", "Journal", "Summary", "journal_file", "read_decisions", "read_summary"]
+__all__ = ["Journal", "Summary", "journal_file", "read_decisions", "read_summary"]
 
-FORMAT = 1
-FOLDER = "decisions"
 FLUSH_SECONDS = 1.0
+SUBJECT = "what its servers decided"
+TROUBLE = "decisions could not be written"
 
 Kind = Literal["shard", "host"]
 
@@ -48,7 +54,7 @@ class Summary:
 
 
 def journal_file(run: Path, seed: int, number: int, kind: Kind = "shard") -> Path:
-    return run / FOLDER / f"seed-{seed}" / f"{kind}-{number}.jsonl"
+    return record_file(run, seed, f"{kind}-{number}")
 
 
 @final
@@ -66,7 +72,7 @@ class Journal:
         self._path = path
         self._clock = clock
         self._flushed_at = clock()
-        with _storing(path):
+        with storing(path, TROUBLE):
             path.parent.mkdir(parents=True, exist_ok=True)
             if goes_on and path.exists():
                 kept = path.read_bytes()
@@ -88,12 +94,12 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        with _storing(self._path):
+        with storing(self._path, TROUBLE):
             self._file.close()
 
     def _write(self, line: Any) -> None:
-        with _storing(self._path):
-            self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        with storing(self._path, TROUBLE):
+            self._file.write(line_of(line))
             if self._clock() - self._flushed_at >= FLUSH_SECONDS:
                 self._file.flush()
                 self._flushed_at = self._clock()
@@ -106,10 +112,8 @@ def read_decisions(run: Path, seed: int, number: int, kind: Kind = "shard") -> l
         RunFolderError: the run recorded nothing, or nothing that can be repeated.
     """
     path = journal_file(run, seed, number, kind)
-    lines = _read_lines(path)
-    _check_head(path, next(lines, None))
     decisions: list[Decision] = []
-    for line in lines:
+    for line in read_after_head(path, SUBJECT, begun="updates"):
         if isinstance(line, list):
             decisions.append(decode(line))
         elif "restored" in line:
@@ -122,38 +126,8 @@ def read_decisions(run: Path, seed: int, number: int, kind: Kind = "shard") -> l
 def read_summary(run: Path, seed: int, number: int, kind: Kind = "shard") -> Summary | None:
     """What the shard, or the host server, did in all; None where it did not come to its end."""
     last: Any = None
-    for last in _read_lines(journal_file(run, seed, number, kind)):  # noqa: B007 -- the last line
+    for last in read_lines(journal_file(run, seed, number, kind), SUBJECT):  # noqa: B007 -- the last line
         pass
     if not isinstance(last, dict) or "updates" not in last:
         return None
     return Summary(**{**last, "staleness": tuple(last["staleness"])})
-
-
-def _check_head(path: Path, head: Any) -> None:
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise CorruptFileError(f"file is no record of decisions of this version ({path}); replay another run")
-    if head.get("updates"):
-        raise RunFolderError(f"run was resumed, and its record is only of what came after ({path}); replay another")
-
-
-def _read_lines(path: Path) -> Iterator[Any]:
-    """Every whole line; one that a crash cut off is left out."""
-    try:
-        whole, _, _torn = path.read_bytes().rpartition(b"\n")
-    except FileNotFoundError:
-        raise RunFolderError(f"run has no record of what its servers decided ({path}); replay a relaxed run") from None
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            yield json.loads(line)
-        except ValueError as error:
-            raise CorruptFileError(f"record of decisions has a bad line ({path}:{number}: {error})") from None
-
-
-@contextmanager
-def _storing(path: Path) -> Iterator[None]:
-    """Turns trouble with the disk into StorageError."""
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StorageError(f"decisions could not be written ({path}: {reason}); free space") from error
