@@ -1,5 +1,6 @@
 """A small training through servers, on the virtual cluster: no model, so that it takes milliseconds."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,3 +175,21 @@ def reference(num_ranks: int, num_steps: int, make_optimizer: Callable[[], Abstr
                 total[name] += pull(parameter, rank, step) * (1 / num_ranks)
         state = optimizer.update(total, parameters, state, LR)
     return {name: parameter.detach() for name, parameter in parameters.items()}
+
+
+def work_with_a_pause(replicas: ServedReplicas, course: Course, gate: threading.Barrier) -> dict[str, Tensor]:
+    """Six steps, with a halt after the third in which the test may end a server; the weights that it ended with."""
+    parameters, optimizer = make_parameters(), course.make_optimizer()
+    replicas.join(State(parameters, {}, torch.zeros(0)))
+    state = optimizer.init(parameters)
+    for turn in range(6):
+        if turn == 3:
+            gate.wait()
+            gate.wait()
+        add = replicas.begin(0.5)
+        for name, parameter in parameters.items():
+            add(name, parameter.detach().clone())
+        _, state = replicas.finish(0.0, Update(optimizer, parameters, state, 0.05, None))
+    replicas.sum(torch.zeros(1))
+    with replicas.use_consensus(State(parameters, {}, torch.zeros(0))):
+        return {name: parameter.detach().clone() for name, parameter in parameters.items()}

@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.consistency.server.served import Course, host_spec_of, make_parameters, spec_of
+from tests.distributed.consistency.server.served import (
+    Course,
+    host_spec_of,
+    make_parameters,
+    spec_of,
+    work_with_a_pause,
+)
 from weft.distributed.consistency.server import ServedReplicas, Summary, serve, serve_host, settings_of
 from weft.distributed.consistency.server.protocol import ForwardHeader, InitHeader, PushHeader, Tag
 from weft.distributed.mailbox import AbstractMailbox, LocalPost
 from weft.errors import UsageError
-from weft.graph import State
 from weft.specs import parse_plan
-from weft.training.replicas import Update
 
 PATIENCE = 10.0
 COURSE = Course(parse_plan("data=2 consistency=async topology=server(inner=2)"))
@@ -67,20 +71,7 @@ def test_what_dies_between_two_steps_is_restored_and_training_goes_on(victim: in
     gate, ends = threading.Barrier(3, timeout=PATIENCE), dict[int, Any]()
 
     def labour(rank: int) -> None:
-        parameters, optimizer = make_parameters(), course.make_optimizer()
-        workers[rank].join(State(parameters, {}, torch.zeros(0)))
-        state = optimizer.init(parameters)
-        for turn in range(6):
-            if turn == 3:
-                gate.wait()
-                gate.wait()
-            add = workers[rank].begin(0.5)
-            for name, parameter in parameters.items():
-                add(name, parameter.detach().clone())
-            _, state = workers[rank].finish(0.0, Update(optimizer, parameters, state, 0.05, None))
-        workers[rank].sum(torch.zeros(1))
-        with workers[rank].use_consensus(State(parameters, {}, torch.zeros(0))):
-            ends[rank] = parameters["w1"].detach().clone()
+        ends[rank] = work_with_a_pause(workers[rank], course, gate)["w1"]
 
     threads = [threading.Thread(target=labour, args=(rank,)) for rank in range(2)]
     for thread in threads:

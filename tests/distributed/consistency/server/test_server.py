@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.consistency.server.served import Course, make_parameters, spec_of, work
+from tests.distributed.consistency.server.served import Course, make_parameters, spec_of, work, work_with_a_pause
 from weft.distributed.consistency.server import ServedReplicas, Summary, serve, server_address, settings_of
 from weft.distributed.consistency.server.cut import cut_evenly
 from weft.distributed.consistency.server.protocol import InitHeader, PushHeader, Tag
 from weft.distributed.mailbox import AbstractMailbox, LocalPost, Message
 from weft.errors import UsageError
-from weft.graph import State
 from weft.specs import parse_plan
-from weft.training.replicas import Update
 
 PATIENCE = 10.0
 
@@ -172,20 +170,7 @@ def test_a_server_that_dies_is_restored_and_says_what_was_lost(scheme: str, num_
     gate, found = threading.Barrier(3, timeout=PATIENCE), dict[int, Any]()
 
     def labour(rank: int) -> None:
-        parameters, optimizer = make_parameters(), course.make_optimizer()
-        workers[rank].join(State(parameters, {}, torch.zeros(0)))
-        state = optimizer.init(parameters)
-        for turn in range(6):
-            if turn == 3:
-                gate.wait()
-                gate.wait()
-            add = workers[rank].begin(0.5)
-            for name, parameter in parameters.items():
-                add(name, parameter.detach().clone())
-            _, state = workers[rank].finish(0.0, Update(optimizer, parameters, state, 0.05, None))
-        workers[rank].sum(torch.zeros(1))
-        with workers[rank].use_consensus(State(parameters, {}, torch.zeros(0))):
-            found[rank] = {name: p.detach().clone() for name, p in parameters.items()}
+        found[rank] = work_with_a_pause(workers[rank], course, gate)
 
     threads = [threading.Thread(target=labour, args=(rank,)) for rank in range(2)]
     for thread in threads:
