@@ -30,7 +30,18 @@ from weft.planning.network import NetworkModel
 from weft.recipes import find_recipe
 from weft.specs import parse_plan
 
-__all__ = ["Case", "Options", "Row", "parse_options", "run_cases", "series_of", "to_target", "write_results"]
+__all__ = [
+    "Case",
+    "Options",
+    "Row",
+    "fastest_of",
+    "parse_options",
+    "run_cases",
+    "series_of",
+    "sweep",
+    "to_target",
+    "write_results",
+]
 
 RESULTS = Path("docs") / "papers"
 KEPT = (
@@ -104,6 +115,18 @@ def to_target(*, batch_size: int, lr: float, epochs: float) -> tuple[str, ...]:
     )
 
 
+def sweep(
+    options: Options, consistency: str, settings: tuple[str, ...], network: NetworkModel = TEN_GIGABIT
+) -> list[Row]:
+    """A row for each of the values, which stands in the plan where `consistency` says `{value}`."""
+    num_ranks = options.ranks[0]
+    cases = [
+        Case(f"{num_ranks} workers", value, f"data={num_ranks} consistency={consistency.format(value=value)}", settings)
+        for value in options.values
+    ]
+    return run_cases(cases, options.num_seeds, network)
+
+
 def run_cases(cases: Sequence[Case], num_seeds: int, network: NetworkModel = TEN_GIGABIT) -> list[Row]:
     """Simulate the cases one after the other, with a line of progress for each."""
     rows = []
@@ -139,6 +162,16 @@ def _values_of(repetition: Repetition, num_ranks: int) -> dict[str, float]:
         num_steps = repetition.evaluations[-1].step if math.isfinite(kept["time_to_target"]) else math.inf
         kept["bytes_to_target"] = repetition.values["bytes_per_step"] * num_ranks * num_steps  # it stops at the target
     return kept
+
+
+def fastest_of(rows: Sequence[Row], varied: str) -> dict[str, Any]:
+    """Which value of what was varied is soonest at the target, and how much sooner than the first."""
+    best = min(rows, key=lambda row: row.middle("time_to_target"))
+    return {
+        f"best_{varied}": best.case.x,
+        f"seconds_to_target_at_best_{varied}": best.middle("time_to_target"),
+        f"seconds_to_target_at_first_{varied}": rows[0].middle("time_to_target"),
+    }
 
 
 def series_of(rows: Sequence[Row], metric: str, scale: float = 1.0) -> tuple[Series, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from examples.papers.arrivals import median_step
 from examples.papers.chart import Panel
-from examples.papers.experiment import Case, parse_options, run_cases, series_of, to_target, write_results
+from examples.papers.experiment import fastest_of, parse_options, series_of, sweep, to_target, write_results
 from weft.planning import Link
 from weft.planning.network import NetworkModel
 
@@ -26,12 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_options(__doc__ or "", arguments, ranks="16", values="1,2,4,8,16,32,64", seeds=3, epochs=40)
     num_ranks = options.ranks[0]
     settings = to_target(batch_size=4 * num_ranks, lr=0.3, epochs=options.epochs)
-    cases = [
-        Case(f"{num_ranks} ranks", steps, f"data={num_ranks} consistency=local({steps})", settings)
-        for steps in options.values
-    ]
-    rows = run_cases(cases, options.num_seeds, SLOW_NETWORK)
-    best = min(rows, key=lambda row: row.middle("time_to_target"))
+    rows = sweep(options, "local({value})", settings, SLOW_NETWORK)
     x, ticks = "H, steps between meetings", options.values
     panels = [
         Panel("MB handed to the network to 93% accuracy", x, ticks, series_of(rows, "bytes_to_target", 1e-6)),
@@ -39,9 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Panel("virtual seconds to 93% accuracy", x, ticks, series_of(rows, "time_to_target")),
     ]
     finding = {
-        "best_steps": best.case.x,
-        "seconds_to_target_at_best_steps": best.middle("time_to_target"),
-        "seconds_to_target_at_first_steps": rows[0].middle("time_to_target"),
+        **fastest_of(rows, "steps"),
         "bytes_to_target": {row.case.x: row.middle("bytes_to_target") for row in rows},
         "samples_to_target": {row.case.x: row.middle("samples_to_target") for row in rows},
     }

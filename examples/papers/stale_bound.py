@@ -9,7 +9,7 @@ last bit, and with bound s a gradient is of weights that are up to s updates old
 from collections.abc import Sequence
 
 from examples.papers.chart import Panel
-from examples.papers.experiment import Case, parse_options, run_cases, series_of, to_target, write_results
+from examples.papers.experiment import fastest_of, parse_options, series_of, sweep, to_target, write_results
 
 __all__ = ["main"]
 
@@ -18,12 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_options(__doc__ or "", arguments, ranks="16", values="0,1,2,3,4,5,6", seeds=3, epochs=40)
     num_ranks = options.ranks[0]
     settings = to_target(batch_size=8 * num_ranks, lr=0.15, epochs=options.epochs)
-    cases = [
-        Case(f"{num_ranks} workers", bound, f"data={num_ranks} consistency=stale({bound}) topology=server", settings)
-        for bound in options.values
-    ]
-    rows = run_cases(cases, options.num_seeds)
-    best = min(rows, key=lambda row: row.middle("time_to_target"))
+    rows = sweep(options, "stale({value}) topology=server", settings)
     x, ticks = "bound s", options.values
     panels = [
         Panel("share of time waited (%)", x, ticks, series_of(rows, "idle_share", 100)),
@@ -31,9 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Panel("virtual seconds to 93% accuracy", x, ticks, series_of(rows, "time_to_target")),
     ]
     finding = {
-        "best_bound": best.case.x,
-        "seconds_to_target_at_best_bound": best.middle("time_to_target"),
-        "seconds_to_target_at_first_bound": rows[0].middle("time_to_target"),
+        **fastest_of(rows, "bound"),
         "share_waited": {row.case.x: row.middle("idle_share") for row in rows},
     }
     write_results("stale_bound", "Stale-synchronous training", options, rows, panels, finding)
