@@ -5,7 +5,7 @@
 slow      `digits_cnn` to 94% of the validation set on 4 real ranks, of which one sleeps twice the time of its own
           computation in every step, so that it is three times as slow. Synchronous ranks, then each scheme, in turn,
           for each seed.
-servers   2 workers push gradients of 25 million float32 and take the weights back, through one server and through two;
+servers   2 workers push gradients of 25 million float32 and take the weights back, through one server, two and four;
           the same bytes by an all-reduce, Weft's and Gloo's; and through torch RPC with the same update. Seconds of a
           step of the slowest worker.
 virtual   1000 workers of the virtual cluster, asynchronous, `digits_mlp`: real seconds for a thousand updates.
@@ -179,6 +179,7 @@ def measure_servers() -> list[Row]:
     systems: dict[str, tuple[str, int, dict[str, Any]]] = {
         "weft, one server": ("serve_rank", 3, {"shards": 1, "kind": "shared_memory"}),
         "weft, two servers": ("serve_rank", 4, {"shards": 2, "kind": "shared_memory"}),
+        "weft, four servers": ("serve_rank", 6, {"shards": 4, "kind": "shared_memory"}),
         "weft, one server, TCP": ("serve_rank", 3, {"shards": 1, "kind": "tcp"}),
         "torch RPC, one server": ("rpc_rank", 3, {}),
         "weft, all-reduce": ("reduce_rank", 2, {"kind": "shared_memory"}),
