@@ -1,6 +1,5 @@
 """What must not come in: every refusal is counted, the caller is hung up on, and the server goes on serving."""
 
-import hmac
 import os
 import pickle
 import socket
@@ -13,12 +12,21 @@ import torch
 from tests.distributed.mailbox import contract
 from tests.distributed.mailbox.peers import run_sockets
 from weft.distributed.mailbox import LEFT, AbstractMailbox
+from weft.distributed.mailbox.reception import Reception
 from weft.distributed.mailbox.sockets import FolderDirectory, Member, open_sockets, opening
 from weft.distributed.mailbox.sockets import switchboard as switchboard_module
 from weft.distributed.mailbox.sockets.calling import call, connect, find_host, listen_on
-from weft.distributed.mailbox.sockets.frames import HEAD_BYTES, Kind, pack_head, pack_meta
+from weft.distributed.mailbox.sockets.frames import (
+    BODY_MAC_BYTES,
+    HEAD_BYTES,
+    Kind,
+    digest_body,
+    pack_head,
+    pack_meta,
+    sign_body,
+)
 from weft.distributed.mailbox.sockets.handshake import CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES, Hello, make_proof
-from weft.distributed.mailbox.sockets.link import Session
+from weft.distributed.mailbox.sockets.link import Link, Session
 from weft.errors import DeadlineError, PeerLostError, UsageError
 
 SECRET = bytes(range(32))
@@ -287,7 +295,7 @@ def test_a_peer_with_an_address_of_nobody_is_told_so(scene: Scene) -> None:
 
 def signed(session: Session, body: bytes) -> bytes:
     head = pack_head(session.keys.send, Kind.MESSAGE, 0, META, len(body))
-    return head + META + body + hmac.digest(session.keys.send, BODY, "sha256")
+    return head + META + body + sign_body(session.keys.send, head, digest_body([memoryview(BODY)]))
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
@@ -304,6 +312,37 @@ def test_bodies_are_signed_where_one_side_wishes(scene: Scene, is_damaged: bool)
             ready.wait()
     else:
         assert ready.wait().tensors[0].tolist() == [0.0, 0.0]
+
+
+def genuine_frames(session: Session, *numbers: float) -> list[bytes]:
+    """What a peer writes to say these numbers, one in each message."""
+    near, far = socket.socketpair()
+    link = Link(near, session, Reception(1, 5), max_bytes=10_000, bodies=None, wake=lambda: None)
+    frames = []
+    for number in numbers:
+        link.send_message("push", b"{}", (torch.tensor([number]),))
+        frames.append(far.recv(4096))
+    near.close()
+    far.close()
+    return frames
+
+
+@pytest.mark.parametrize("is_spliced", [False, True])
+def test_a_signed_body_belongs_to_its_frame(scene: Scene, is_spliced: bool) -> None:
+    """Once, an older body with its own MAC was taken under a later head of the same size."""
+    connection = scene.connect()
+    session = call(connection, Hello(1, 5, 0, 0, signs_bodies=True), SECRET)
+    assert session is not None
+    first, second = genuine_frames(session, 1.0, 2.0)
+    end = 4 + BODY_MAC_BYTES
+    connection.sendall(first + second[:-end] + (first if is_spliced else second)[-end:])
+    assert scene.server.receive("push", 1).tensors[0].tolist() == [1.0]
+    if is_spliced:
+        assert is_hung_up(connection)
+        assert scene.server.refusals() == {"forged": 1}
+        assert scene.server.poll("push") is None
+    else:
+        assert scene.server.receive("push", 1).tensors[0].tolist() == [2.0]
 
 
 def test_beyond_loopback_every_body_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

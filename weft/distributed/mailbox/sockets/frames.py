@@ -4,12 +4,14 @@
 
 The MAC in the head covers head and meta under a key of this session and direction, and the sequence counts frames, so a
 frame that is forged, replayed, dropped or reordered is found before anything is made of it. Bodies have a MAC of their
-own where the connection leaves the machine. Nothing is ever unpickled: types and shapes are checked against the size.
+own where the connection leaves the machine. It covers their head too: one frame's body is not taken for another's.
+Nothing is ever unpickled: types and shapes are checked against the size.
 """
 
+import hashlib
 import hmac
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from struct import Struct
@@ -22,6 +24,7 @@ from weft.errors import UsageError
 from weft.specs import TensorSpec
 
 __all__ = [
+    "BODY_MAC_BYTES",
     "HEAD_BYTES",
     "MAC_BYTES",
     "MAX_META_BYTES",
@@ -31,15 +34,18 @@ __all__ = [
     "Meta",
     "RefusedError",
     "check_head",
+    "digest_body",
     "pack_head",
     "pack_meta",
+    "sign_body",
     "unpack_head",
     "unpack_meta",
 ]
 
 MAGIC = b"weft"
-VERSION = 1
+VERSION = 2
 MAC_BYTES = 16
+BODY_MAC_BYTES = 32
 MAX_TENSORS = 4096
 MAX_META_BYTES = MAX_HEADER_BYTES + MAX_TAG_BYTES + MAX_TENSORS * 64
 _FIELDS = Struct("<4sBBQIQ")
@@ -108,6 +114,21 @@ def check_head(key: bytes, raw: bytes, meta: bytes) -> None:
     """Raise RefusedError where head and meta were not written by whoever has the key."""
     if not hmac.compare_digest(_mac(key, raw[: _FIELDS.size], meta), raw[_FIELDS.size :]):
         raise RefusedError("forged")
+
+
+def digest_body(views: Iterable[memoryview]) -> bytes:
+    digest = hashlib.sha256()
+    for view in views:
+        digest.update(view)
+    return digest.digest()
+
+
+def sign_body(key: bytes, head: bytes, digest: bytes) -> bytes:
+    """The MAC of the body with this digest under this head, whose sequence and MAC no other frame has.
+
+    The digest is made apart because a frame has no sequence before its turn to be queued, and large bodies take long.
+    """
+    return hmac.digest(key, b"body" + head + digest, "sha256")
 
 
 def pack_meta(tag: str, header: bytes, tensors: Sequence[Tensor], loan: tuple[int, int] | None = None) -> bytes:

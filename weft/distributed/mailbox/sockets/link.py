@@ -22,14 +22,17 @@ from weft.distributed.mailbox.mailbox import Message
 from weft.distributed.mailbox.payload import as_row
 from weft.distributed.mailbox.reception import Reception, explain_gone
 from weft.distributed.mailbox.sockets.frames import (
+    BODY_MAC_BYTES,
     HEAD_BYTES,
     Head,
     Kind,
     Meta,
     RefusedError,
     check_head,
+    digest_body,
     pack_head,
     pack_meta,
+    sign_body,
     unpack_head,
     unpack_meta,
 )
@@ -39,7 +42,6 @@ from weft.distributed.mailbox.sockets.work import SendWork
 
 __all__ = ["Buffer", "Link", "LinkEndedError", "Session"]
 
-BODY_MAC_BYTES = 32
 MAX_VIEWS = 64  # handed to the kernel at once
 TURN_BYTES = 2**23  # read from one peer before the others have their turn
 
@@ -148,11 +150,11 @@ class Link:
         self, kind: Kind, meta: bytes = b"", views: Sequence[memoryview] = (), work: SendWork | None = None
     ) -> bool:
         """Queue a frame, and write what the kernel takes at once; False where the link is over."""
-        tail = [memoryview(self._sign_body(self.session.keys.send, views))] if views and self._signs else []
+        digest = digest_body(views) if views and self._signs else None
         with self._lock:
             if self.reason is not None:
                 return False
-            self._queue(kind, meta, [*views, *tail], sum(view.nbytes for view in views), work)
+            self._queue(kind, meta, views, digest, work)
             self._write()
             is_waiting = bool(self._outbox)
         if is_waiting:
@@ -161,12 +163,21 @@ class Link:
 
     def prepare_welcome(self) -> None:
         """Queue the first frame, to be written before all others, with them or when the loop flushes."""
-        self._queue(Kind.WELCOME, b"", [], 0, None)
+        self._queue(Kind.WELCOME)
 
-    def _queue(self, kind: Kind, meta: bytes, views: list[memoryview], body_bytes: int, work: SendWork | None) -> None:
-        head = pack_head(self.session.keys.send, kind, self._out.sequence, meta, body_bytes)
+    def _queue(
+        self,
+        kind: Kind,
+        meta: bytes = b"",
+        views: Sequence[memoryview] = (),
+        digest: bytes | None = None,
+        work: SendWork | None = None,
+    ) -> None:
+        key = self.session.keys.send
+        head = pack_head(key, kind, self._out.sequence, meta, sum(view.nbytes for view in views))
         self._out.sequence += 1
-        self._outbox.append(_Outgoing([memoryview(head + meta), *views], work))
+        tail = [memoryview(sign_body(key, head, digest))] if digest is not None else []
+        self._outbox.append(_Outgoing([memoryview(head + meta), *views, *tail], work))
 
     def flush(self) -> bool:
         """Write what the kernel takes; whether anything is left."""
@@ -239,7 +250,7 @@ class Link:
             self._in.sequence += 1
             match head.kind:
                 case Kind.MESSAGE:
-                    yield from self._read_message(head, unpack_meta(meta.data))
+                    yield from self._read_message(head, raw.data, unpack_meta(meta.data))
                 case Kind.GOODBYE:
                     raise LinkEndedError("it left")
                 case Kind.RELEASE:
@@ -247,7 +258,7 @@ class Link:
                 case _:
                     pass
 
-    def _read_message(self, head: Head, meta: Meta) -> Iterator[Buffer | Landing]:
+    def _read_message(self, head: Head, raw_head: bytes, meta: Meta) -> Iterator[Buffer | Landing]:
         if head.body_bytes != (meta.num_bytes if meta.loan is None else 0):
             raise RefusedError("malformed")
         if meta.num_bytes > self._max_bytes:
@@ -261,7 +272,8 @@ class Link:
             if self._signs and head.body_bytes:
                 mac = Buffer(BODY_MAC_BYTES)
                 yield mac
-                if not hmac.compare_digest(mac.data, self._sign_body(session.keys.receive, landing.rows)):
+                expected = sign_body(session.keys.receive, raw_head, digest_body(landing.rows))
+                if not hmac.compare_digest(mac.data, expected):
                     raise RefusedError("forged")
         self._landing = None
         self._reception.end(landing, Message(session.peer, meta.tag, meta.header, (), session.incarnation))
@@ -276,13 +288,6 @@ class Link:
         if self._bodies is None or not meta.isdigit():
             raise RefusedError("malformed")
         self._bodies.take_back(self.session.incarnation, int(meta))
-
-    @staticmethod
-    def _sign_body(key: bytes, views: Sequence[memoryview]) -> bytes:
-        mac = hmac.new(key, digestmod="sha256")
-        for view in views:
-            mac.update(view)
-        return mac.digest()
 
     # The end.
 
