@@ -1,8 +1,10 @@
 """What policies decide, without tensors or messages: any order of arrivals, held against the audit."""
 
+import heapq
 import math
 import random
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -175,7 +177,44 @@ def test_the_best_deadline_is_found_from_arrivals() -> None:
             policy.push(rank, step, now + seconds)
         now += 50.0
     policy.push(0, 8, now + 1.0)
-    assert policy.alarm() == now + 1.25
+    assert policy.alarm() == pytest.approx(now + 1.1 * 1.25)
+
+
+def play_rounds(policy: Rounds, seconds: Sequence[float], num_rounds: int) -> list[tuple[float, int]]:
+    """When each round was closed and of how many gradients, by ranks that take as long for each."""
+    under_way: list[tuple[float, int, int]] = []
+    closed: list[tuple[float, int]] = []
+
+    def follow(decisions: Sequence[Decision], now: float) -> None:
+        for decision in decisions:
+            if isinstance(decision, Release):
+                heapq.heappush(under_way, (now + seconds[decision.rank], decision.rank, decision.step))
+            elif isinstance(decision, Commit):
+                closed.append((now, len(decision.pushes)))
+
+    for rank in range(len(seconds)):
+        follow(policy.arrive(rank, None, 0.0), 0.0)
+    while len(closed) < num_rounds:
+        if (alarm := policy.alarm()) <= under_way[0][0]:
+            follow(policy.ring(alarm), alarm)
+        else:
+            now, rank, step = heapq.heappop(under_way)
+            follow(policy.push(rank, step, now), now)
+    return closed
+
+
+@pytest.mark.parametrize("times_slower", [2.5, 3.0, 5.0, 10.0])
+def test_rounds_do_not_wait_for_a_rank_that_is_always_slow(times_slower: float) -> None:
+    """Once, only rounds that this rank took part in were looked at: too few of them, and no deadline for most."""
+    closed = play_rounds(Rounds(4, deadline=None), (1.0, 1.01, 1.02, times_slower), 160)
+    rounds = [after[0] - before[0] for before, after in pairwise(closed[40:])]
+    assert max(rounds) <= 1.1 * 1.02 + 1e-9
+    assert sum(count for _, count in closed[40:]) >= 3 * len(rounds)
+
+
+def test_rounds_of_ranks_that_hardly_differ_are_whole() -> None:
+    closed = play_rounds(Rounds(4, deadline=None), (1.0, 1.01, 1.02, 1.03), 100)
+    assert {count for _, count in closed} == {4}
 
 
 # ---- the audit, on decisions with a fault in them

@@ -50,6 +50,7 @@ class Rounds(AbstractPolicy):
         self._pushed: dict[int, dict[int, None]] = {}  # round -> the ranks whose gradient is here
         self._waiting: dict[int, int] = {}  # rank -> the earliest step it may take next
         self._times = ArrivalTimes()
+        self._seconds = NEVER if deadline is None else deadline  # after which the open round is closed
         self._is_stopped = False
 
     def arrive(self, rank: int, step: int | None, now: float) -> Sequence[Decision]:
@@ -88,8 +89,7 @@ class Rounds(AbstractPolicy):
         """Once something has come, the moment at which the open round is closed whoever is missing."""
         if not self._pushed.get(self._round) or self._opened_at is None:
             return NEVER
-        seconds = self._times.best() if self._deadline is None else self._deadline
-        return self._opened_at + seconds
+        return self._opened_at + self._seconds
 
     def ring(self, now: float) -> Sequence[Decision]:
         return self._move_on(now)
@@ -113,11 +113,17 @@ class Rounds(AbstractPolicy):
         members = [rank for rank, first in self._members.items() if first <= self._round]
         missing = sum(rank not in here for rank in members)
         # The dead are not waited for, and use up the spare ones.
-        return missing <= max(0, len(members) - (self._num_workers - self._spare)) or now >= self.alarm()
+        return missing <= max(0, len(members) - self._enough) or now >= self.alarm()
+
+    @property
+    def _enough(self) -> int:
+        return self._num_workers - self._spare
 
     def _open(self, number: int, now: float) -> None:
         self._round, self._opened_at = number, now
         self._times.open(number, now)
+        if self._deadline is None:
+            self._seconds = self._times.best(self._enough)
 
     def _release(self) -> list[Release]:
         free = [r for r, earliest in self._waiting.items() if self._is_stopped or earliest <= self._round + self._bound]
