@@ -79,10 +79,13 @@ def test_a_formula_that_is_wrong_is_seen() -> None:
 
 
 def test_a_rank_tells_what_it_hands_over() -> None:
-    """The record's bytes are those of messages given to the group; an all-reduce makes more of them."""
+    """The record's bytes are those of messages given to the group, once for each neighbour; an all-reduce makes more of
+    them. Once, weights were counted once whoever heard them."""
     num_bytes = sum(parameter.nbytes for parameter in make_parameters().values())
     assert count(4, "local(4)")[1] == [3 * num_bytes] * 4
-    assert count(4, "gossip(ring)")[1] == [12 * num_bytes] * 4
+    for graph in ("ring", "exponential", "complete"):
+        sent, told = count(4, f"gossip({graph})")
+        assert told == sent == [12 * num_bytes * num_neighbours(graph, 4)] * 4
     assert count(4, "elastic(3)")[1] == [12 * num_bytes, *[4 * num_bytes] * 3]
 
 

@@ -8,6 +8,7 @@ Weights are mixed, not gradients: mixed gradients alone would never bring the re
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, final
 
 from torch import Tensor
@@ -37,6 +38,7 @@ class Gossip(AbstractScheme):
         self._group = group
         self._mixing = mixing
         self._mix = mix
+        self._num_listeners = sum(group.rank in heard for heard in mixing.graph)
         self._parameters: Mapping[str, Tensor] = {}
         self._weights: Parcel | None = None
         self._traffic = Traffic()
@@ -95,5 +97,6 @@ class Gossip(AbstractScheme):
         self._parcel.start(lambda message: NeighbourAllReduce(message, graph, weights))
 
     def _take(self) -> None:
-        self._traffic = self._parcel.wait()
+        traffic = self._parcel.wait()
+        self._traffic = replace(traffic, num_bytes=traffic.num_bytes * self._num_listeners)
         write(self._parameters, self._parcel.tensors)

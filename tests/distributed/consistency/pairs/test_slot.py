@@ -52,6 +52,14 @@ def test_a_pair_moves_both_sides_to_the_mean() -> None:
     assert answer.tensors[0].tolist() == [1.0] * 6 + [3.0] and answer.tensors[1].tolist() == [1.5, 1.5]
 
 
+def test_the_bytes_of_answers_are_counted_for_the_rank_that_gives_them() -> None:
+    """Once, they were counted nowhere."""
+    slot = make_slot()
+    slot.serve([ask(), ask(turn=1)])
+    assert slot.take_answered_bytes() == 2 * (7 * 4 + 2 * 8)
+    assert slot.take_answered_bytes() == 0
+
+
 def test_pairs_wait_for_the_end_of_a_step() -> None:
     slot, step = make_slot(), Step(0)
     assert slot.begin_step(step)

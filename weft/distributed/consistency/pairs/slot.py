@@ -91,6 +91,7 @@ class Slot:
         self._waiting: list[Request] = []
         self._is_stepping = False
         self._is_awaited = False  # by the worker, whose step is not the next event of the script
+        self._answered_bytes = 0
 
     # What the worker does.
 
@@ -100,6 +101,7 @@ class Slot:
         with self._lock:
             self._run, self._weights, self._journal, self._script = run, weights, journal, deque(script)
             self._is_stepping = self._is_awaited = False
+            self._answered_bytes = 0
 
     def begin_step(self, step: Step | Mix) -> bool:
         """Keep the desk out; False where pairs and copies of the script come first: the desk tells of it."""
@@ -121,6 +123,12 @@ class Slot:
         with self._lock:
             if self._journal is not None:
                 self._journal.note(event)
+
+    def take_answered_bytes(self) -> int:
+        """Of the means that the desk gave out since this was last asked."""
+        with self._lock:
+            answered, self._answered_bytes = self._answered_bytes, 0
+            return answered
 
     def close(self) -> None:
         """Record no more."""
@@ -162,6 +170,7 @@ class Slot:
             return []
         self._pass(request.event)
         average(self._own.flats, request.tensors)
+        self._answered_bytes += self._own.num_bytes
         return [Letter(request.source, Tag.PAIRED, {"run": self._run, "turn": request.event.turn}, request.tensors)]
 
     @property

@@ -204,7 +204,8 @@ class GossipReplicas(AbstractReplicas):
         self._turn += 1
         self._take_work()
         hidden = waited - self._began if self._num_bytes else 0.0
-        self._traffic = Traffic(arrived - waited + self._now - updated, hidden, self._num_bytes)
+        num_bytes = self._num_bytes + self._slot.take_answered_bytes()
+        self._traffic = Traffic(arrived - waited + self._now - updated, hidden, num_bytes)
         return own, state
 
     def traffic(self) -> Traffic:
