@@ -2,19 +2,13 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from weft.distributed.consistency.server import Commit, Release, read_decisions
-from weft.distributed.consistency.server.decisions import Decision
 from weft.engines.local import STRICT, End, Tolerance
 from weft.engines.place import Place
-from weft.engines.served_proof import audit, audit_centre, judge
 from weft.engines.serving import Service, tolerance_of, use_replicas
-from weft.engines.simulation import simulate
 from weft.errors import PlanError
-from weft.metrics.run_folder import create_run_folder
 from weft.recipes import find_recipe
 from weft.specs import parse_plan
 
@@ -53,37 +47,11 @@ def test_another_number_of_processes_is_refused() -> None:
         pass
 
 
-def test_the_proof_tells_the_first_fault() -> None:
-    plan = parse_plan("data=2 consistency=stale(0,commit=arrival) topology=server")
-    ahead: list[Decision] = [Release(0, 0), Release(1, 1), Commit(((0, 0),)), Release(0, 2)]
-    faults = audit(plan, ahead)
-    proof = judge(plan, 1, faults, is_same=True)
-    assert not proof.passed and "1 steps ahead of the slowest" in proof.finding
-    assert not judge(plan, 1, [], is_same=False).passed
-    assert judge(plan, 1, audit(plan, ahead[:3]), is_same=True).passed
-
-
-@pytest.mark.parametrize(
-    ("told", "is_right"),
-    [("elastic(2,beta=0.9)", True), ("elastic(2,beta=1.2)", False), ("elastic(3,beta=0.9)", False)],
-)
-def test_the_centre_is_held_to_the_equations(told: str, is_right: bool, tmp_path: Path) -> None:
-    """The planted faults are a run whose alpha, or whose tau, is not that of the plan which it is said to follow."""
-    recipe = find_recipe("digits_mlp").with_setting("batch_size", "256").with_setting("epochs", "2")
-    ran, said = (
-        recipe.with_setting("plan", f"data=3 consistency={scheme} topology=server(shards=2)")
-        for scheme in ("elastic(2,beta=0.9)", told)
-    )
-    record = simulate(ran, folder=create_run_folder(tmp_path / "run", ran.name), compute=0.01).record
-    decisions = [read_decisions(tmp_path / "run", 0, shard) for shard in range(2)]
-    faults = audit_centre(said, 0, decisions, record.repetitions[0].hashes["parameters"], num_threads=1)
-    assert (faults == []) == is_right
-
-
 @pytest.mark.slow
 def test_a_plan_with_servers_is_proved() -> None:
     plan = "data=2 consistency=stale(1) topology=server(shards=1,place=own)"
     command = [sys.executable, "-m", "weft", "prove", "digits_mlp", "--plan", plan, "--seeds", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
+    assert "weights and optimizer state are where the equations lead from 10 recorded updates" in done.stdout
     assert "again by its record, to the last bit" in done.stdout

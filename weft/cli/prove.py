@@ -65,7 +65,7 @@ def prove(
         proof = prove_paired(chosen, seed=seed, num_steps=steps, tolerance=1e-5 if tolerance is None else tolerance)
         shown = {"plan": chosen.mutable.plan}
     elif parse_plan(chosen.mutable.plan).is_served:
-        proof = prove_served(chosen, seed=seed, num_steps=steps)
+        proof = prove_served(chosen, seed=seed, num_steps=steps, tolerance=1e-5 if tolerance is None else tolerance)
         shown = {"plan": chosen.mutable.plan}
     else:
         proof = prove_plan(chosen, seed=seed, num_steps=steps, tolerance=1e-5 if tolerance is None else tolerance)

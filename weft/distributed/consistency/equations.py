@@ -16,7 +16,7 @@ from weft.distributed.consistency.graphs import make_mixing
 from weft.specs.plan import Choice
 from weft.training.optimizers import OptimizerState
 
-__all__ = ["EQUATIONS", "AbstractEquations", "Replica", "clone"]
+__all__ = ["EQUATIONS", "AbstractEquations", "Replica", "Weights", "clone"]
 
 Weights = dict[str, Tensor]
 

@@ -17,10 +17,21 @@ def audit_arrival(
 
 
 def audit_rounds(
-    decisions: Iterable[Decision], num_workers: int, *, bound: int = 0, spare: int = 0, has_deadline: bool = False
+    decisions: Iterable[Decision],
+    num_workers: int,
+    *,
+    bound: int = 0,
+    spare: int = 0,
+    has_deadline: bool = False,
+    shard: int = 0,
 ) -> list[str]:
-    """The faults of a shard that updates in rounds, in words; none is a pass."""
-    return list(_audit_rounds(list(decisions), num_workers, bound, spare, has_deadline))
+    """The faults of a shard that updates in rounds, in words; none is a pass. Ranks take the steps that shard 0 gives
+    them; at another, which closed a round sooner, such a step is late."""
+    ordered = list(decisions)
+    return [
+        *_audit_order(ordered, is_dealer=shard == 0),
+        *_audit_rounds(ordered, num_workers, bound, spare, has_deadline),
+    ]
 
 
 def _audit_arrival(
@@ -50,7 +61,6 @@ def _audit_arrival(
 def _audit_rounds(
     decisions: list[Decision], num_workers: int, bound: int, spare: int, has_deadline: bool
 ) -> Iterator[str]:
-    yield from _audit_order(decisions)
     members, open_round = set(range(num_workers)), 0
     for decision in decisions:
         match decision:
@@ -74,7 +84,7 @@ def _audit_rounds(
                 members.add(rank)
 
 
-def _audit_order(decisions: list[Decision], *, is_dealer: bool = True) -> Iterator[str]:
+def _audit_order(decisions: list[Decision], *, is_dealer: bool) -> Iterator[str]:
     """Every gradient once, for a step that its rank was told to take; versions count the updates."""
     version = 0
     told: set[tuple[int, int]] = set()  # rank, and a step that it was to take
