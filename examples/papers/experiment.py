@@ -1,7 +1,7 @@
 """What the examples of this folder share: cases that are simulated for some seeds, and what is kept of them.
 
 Every case trains `digits_mlp` on the virtual cluster: the scheme's own code and real mathematics, in virtual time. How
-long a rank computes in a step is drawn from `arrivals.txt` by seed, rank and step, so all cases meet the same delays.
+long a rank computes is drawn from `arrivals.txt` by seed, rank and that rank's step: all cases meet the same delays.
 """
 
 import argparse

@@ -11,12 +11,15 @@ __all__ = ["Pace"]
 
 @final
 class Pace(AbstractClock):
-    """A clock for computation that is slower in some steps, and a listener that learns which step it is.
+    """A clock for computation that is slower in some steps, and a listener that counts steps.
+
+    Steps are counted as this rank takes them. By the number of the global batch a fast rank, which takes several shares
+    of one, would draw its luck once for all of them, and be fast again.
 
     A rank is idle where it neither computes nor lets a charge pass: it waits for others.
 
     Args:
-        slowness: from (seed, step) to how many times as long as usual the step takes.
+        slowness: from (seed, how many steps the rank took before) to how many times as long as usual the step takes.
         seeds: of the trainings that will be listened to, in order.
     """
 
@@ -24,7 +27,7 @@ class Pace(AbstractClock):
         self._inner = inner
         self._slowness = slowness
         self._seeds = iter(seeds)
-        self._seed = 0
+        self._seed = self._num_steps = 0
         self._factor = 1.0
         self._began = self._busy = 0.0
         self.idle_shares: list[float] = []
@@ -43,9 +46,11 @@ class Pace(AbstractClock):
     def listen(self, event: Event) -> None:
         match event:
             case TrainingStarted():
-                self._seed, self._began, self._busy = next(self._seeds), self.now(), 0.0
-            case StepStarted(progress):
-                self._factor = self._slowness(self._seed, progress.step)
+                self._seed, self._num_steps = next(self._seeds), 0
+                self._began, self._busy = self.now(), 0.0
+            case StepStarted():
+                self._factor = self._slowness(self._seed, self._num_steps)
+                self._num_steps += 1
             case TrainingEnded():
                 passed = self.now() - self._began
                 self.idle_shares.append(1 - self._busy / passed if passed else 0.0)

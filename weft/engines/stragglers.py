@@ -7,7 +7,8 @@
     --fail          rank 3 at 40 s              the rank is gone for good
 
 Several of a kind are separated by commas, and their factors are multiplied. What happens to a rank in a step is drawn
-by hashing (seed, rank, step): the same for every plan that is tried, and every time.
+by hashing (seed, rank, step), steps counted as that rank takes them: the same for every plan that is tried, and every
+time.
 """
 
 import math
