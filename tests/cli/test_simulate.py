@@ -62,6 +62,19 @@ def test_ranks_wait_for_stragglers_and_the_record_says_how_long(weft: Any, tiny:
     assert "share of its time that a rank waited" in shown and "rank 1  " in shown
 
 
+def test_staleness_and_waiting_are_shown_by_rank(weft: Any, tiny: tuple[str, ...]) -> None:
+    """The histogram of staleness was in the record alone; the shares of idle time lost their ranks' numbers."""
+    plan = ("--plan", "data=3 consistency=async topology=server", *GIVEN)
+    outcome = weft("simulate", *tiny, *plan, "--fail", "rank 1 at 0.015 s", "--out", "here")
+    assert "updates by their staleness\n  0  " in outcome.out
+    assert "\n  rank 1  " in outcome.out and " died\n  rank 2  " in outcome.out
+    shown = weft("show", "here").out
+    assert "updates by their staleness" in shown and " died\n  rank 2  " in shown
+    found = weft("simulate", *tiny, *plan, "--fail", "rank 1 at 0.015 s", "--json").json
+    assert found["simulation"]["idle_shares"][1] == "nan"
+    assert sum(found["record"]["repetitions"][0]["series"]["staleness"]) > 0
+
+
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_synchronous_plan_ends_when_a_rank_dies_and_names_it(weft: Any, tiny: tuple[str, ...], rank: int) -> None:
     outcome = weft("simulate", *tiny, "--ranks", "4", *GIVEN, "--fail", f"rank {rank} at 0.02 s", "--out", "here")

@@ -1,5 +1,6 @@
 """Training on virtual ranks: the bits of real ranks, and times that follow from the network and the computation."""
 
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -7,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from weft.distributed.group import Kill
 from weft.distributed.group.virtual import Span
 from weft.distributed.placement import buckets
 from weft.engines import local
 from weft.engines.computation import ComputeModel
 from weft.engines.simulation import Simulation, simulate
-from weft.errors import DivergedError, RunFolderError, UsageError
+from weft.engines.stragglers import Slow
+from weft.errors import DivergedError, PeerLostError, RunFolderError, UsageError
 from weft.metrics.record import RunRecord
 from weft.metrics.record_file import read_record, write_record
 from weft.metrics.run_folder import RunFolder, create_run_folder
@@ -39,9 +42,10 @@ def run(
     network: NetworkModel = SLOW,
     compute: ComputeModel | float | None = 0.01,
     trace: bool = False,
+    faults: tuple[Kill, ...] = (),
 ) -> Simulation:
     folder = create_run_folder(path, recipe.name)
-    return simulate(recipe, folder=folder, network=network, compute=compute, trace=trace)
+    return simulate(recipe, folder=folder, network=network, compute=compute, trace=trace, faults=faults)
 
 
 def step_time(simulation: Simulation) -> float:
@@ -195,3 +199,34 @@ def test_switches_of_the_process_are_put_back(tmp_path: Path) -> None:
     run(tmp_path / "run", tiny("data=2"))
     assert (torch.get_num_threads(), os.sched_getaffinity(0)) == before
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_shares_of_idle_time_stay_with_their_ranks_when_one_dies(tmp_path: Path) -> None:
+    """The dead were left out of the list, so that rank 2 was shown, and recorded, as rank 1."""
+    recipe = tiny("data=3 consistency=async topology=server")
+    whole = run(tmp_path / "whole", recipe)
+    bereft = run(tmp_path / "bereft", recipe, faults=(Kill(1, after_seconds=0.015),))
+    assert [math.isnan(share) for share in whole.idle_shares] == [False, False, False]
+    assert [math.isnan(share) for share in bereft.idle_shares] == [False, True, False]
+    (repetition,) = read_record(tmp_path / "bereft").repetitions
+    assert [math.isnan(share) for share in repetition.series["idle_share"]] == [False, True, False]
+    assert repetition.values["idle_share"] == pytest.approx((bereft.idle_shares[0] + bereft.idle_shares[2]) / 2)
+
+
+@pytest.mark.parametrize(
+    ("topology", "rank"), [("server(shards=2)", 1), ("server(shards=2,place=own)", 0), ("server(inner=2)", 2)]
+)
+def test_a_rank_that_is_a_server_too_takes_the_run_with_it(tmp_path: Path, topology: str, rank: int) -> None:
+    """The server beside a killed rank lived on, and the run ended as done."""
+    recipe = tiny(f"data=4 consistency=async topology={topology}")
+    with pytest.raises(PeerLostError, match=f"rank {rank} is lost, and the run with it"):
+        run(tmp_path / "run", recipe, faults=(Kill(rank, after_seconds=0.015),))
+    assert read_record(tmp_path / "run").repetitions[0].status == "failed"
+
+
+def test_a_server_dies_with_its_rank_though_that_has_ended(tmp_path: Path) -> None:
+    recipe = tiny("data=3 consistency=async topology=server(shards=2)", epochs=0.1)
+    slow = (Slow(2, 100.0),)
+    folder = create_run_folder(tmp_path / "run", recipe.name)
+    with pytest.raises(PeerLostError, match=r"rank 1 was worker, server 1"):
+        simulate(recipe, folder=folder, compute=0.01, stragglers=slow, faults=(Kill(1, after_seconds=0.9),))

@@ -1,6 +1,5 @@
 """`weft simulate`: train on a virtual cluster, with real mathematics in virtual time."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +11,6 @@ if TYPE_CHECKING:
     from weft.engines.simulation import Simulation
 
 __all__ = ["simulate"]
-
-MOST_RANKS_SHOWN = 8
 
 
 def simulate(
@@ -106,18 +103,7 @@ def _print_result(simulation: "Simulation", path: Path, *, json: bool) -> None:
     print_tables(render_run(simulation.record))
     rows = [(name.replace("_", " "), _format(value)) for name, value in _facts(simulation).items()]
     print_tables(section("simulated; times above are virtual", aligned("lr", rows)))
-    if simulation.num_ranks > 1:
-        print_tables(section("share of its time that a rank waited", aligned("lr", _idle_rows(simulation.idle_shares))))
     print(f"run folder: {path}")
-
-
-def _idle_rows(shares: Sequence[float]) -> list[tuple[str, str]]:
-    """Every rank of a few; of many the two at either end, and the middle."""
-    shown = list(range(len(shares)))
-    if len(shown) > MOST_RANKS_SHOWN:
-        order = sorted(shown, key=lambda rank: (shares[rank], rank))
-        shown = [*order[:2], order[len(order) // 2], *order[-2:]]
-    return [(f"rank {rank}", f"{shares[rank]:.1%}") for rank in shown]
 
 
 def _format(value: float) -> str:

@@ -41,7 +41,7 @@ from weft.training.optimizers import SGD, AbstractOptimizer, Optimizer
 from weft.training.recipe import Recipe
 from weft.training.replicas import AbstractReplicas
 
-__all__ = ["Service", "tolerance_of", "use_replicas"]
+__all__ = ["Service", "process_of", "tolerance_of", "use_replicas"]
 
 
 Charge = Callable[[AbstractOptimizer, float], AbstractOptimizer]
@@ -141,6 +141,16 @@ def tolerance_of(plan: Plan) -> Tolerance:
     roles = dict(enumerate(plan.roles))
     workers = {rank for rank, role in roles.items() if role == "worker" and rank > 0}
     return Tolerance(frozenset(workers), frozenset(range(plan.num_ranks, plan.num_processes)))
+
+
+def process_of(plan: Plan, address: int) -> int:
+    """The process that a worker or server is in: one of its own, or that of the rank which a server shares.
+
+    >>> [process_of(parse_plan("data=2 consistency=async topology=server(shards=2)"), address) for address in range(4)]
+    [0, 1, 0, 1]
+    """
+    number = address - plan.num_ranks
+    return next((rank for rank in range(plan.num_ranks) if number in _servers_of(plan, rank)), address)
 
 
 @contextmanager

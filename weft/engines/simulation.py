@@ -1,5 +1,6 @@
 """Training on the virtual cluster: the code that real ranks run, real mathematics, virtual time."""
 
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -8,20 +9,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
-from typing import cast
+from typing import NoReturn, cast
 
 from weft.distributed.collectives import AlgorithmChoice, AlgorithmName
 from weft.distributed.group.clock import AbstractClock
-from weft.distributed.group.faulty import Fault
+from weft.distributed.group.faulty import Fault, Kill
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.virtual import TEN_GIGABIT, Span, die, run_virtual
-from weft.distributed.mailbox import FaultyMailbox, VirtualMailbox
+from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, VirtualMailbox
 from weft.distributed.placement import carry_out
 from weft.engines.computation import ChargingOptimizer, ComputeModel, charge_task, spread_evenly
 from weft.engines.pace import Pace
 from weft.engines.pairing import Pairing
 from weft.engines.proving import use_threads
-from weft.engines.serving import Service
+from weft.engines.serving import Service, process_of, tolerance_of
 from weft.engines.stragglers import Straggler, check_ranks, slowness
 from weft.engines.timing import measure_computation
 from weft.errors import PeerLostError, TrainingError, UsageError
@@ -60,7 +61,7 @@ class Simulation:
     num_messages: int
     num_events: int
     real_seconds: float
-    idle_shares: tuple[float, ...]  # of each rank's time in training, a mean over the seeds
+    idle_shares: tuple[float, ...]  # of each rank's time in training, a mean over the seeds; nan of one that died
     trace: tuple[Span, ...] = ()
 
     @property
@@ -93,7 +94,7 @@ def simulate(
         trace: keep what every rank and its network side did when.
 
     Raises:
-        PeerLostError: a rank was lost that its plan cannot do without; the record says so too.
+        PeerLostError: a rank was lost that its plan cannot do without, or that is a server too; the record says so.
     """
     check_recipe(recipe)
     plan = parse_plan(recipe.mutable.plan)
@@ -131,7 +132,8 @@ def simulate(
         )
         if result.results[0] is None:
             raise PeerLostError("rank 0 is lost, and the result with it (rank: 0, it died); start again", 0)
-    idle = [found[1] for found in result.results[: plan.num_ranks] if found is not None]
+    died = [math.nan] * len(seeds)
+    idle = [died if found is None else found[1] for found in result.results[: plan.num_ranks]]
     record = _with_idle(result.results[0][0], idle)
     write_record(folder.path, record)
     return Simulation(
@@ -177,11 +179,20 @@ class _RankProgram:
         if not plan.is_served:
             return self._train(group, carry_out(_over_messages(plan), group, buffers=self.recipe.mutable.buffers))
         service = Service(self.recipe, tuple(self.seeds), run=self.folder.path, replay=self.replay)
-        mailbox = FaultyMailbox(VirtualMailbox(group), self.faults, die=die)
+        mailbox = self._mortal(VirtualMailbox(group), plan)
         if group.rank < plan.num_ranks:
             return self._train(group, service.worker(mailbox))
         service.server(group.rank - plan.num_ranks, partial(self._charge, group.clock))(mailbox)
         return None
+
+    def _mortal(self, mailbox: AbstractMailbox, plan: Plan) -> AbstractMailbox:
+        """The mailbox of a worker, or of a server, which dies with the process that it shares."""
+        process, tolerance = process_of(plan, mailbox.address), tolerance_of(plan)
+        deaths = [fault for fault in self.faults if fault.rank == process and isinstance(fault, Kill)]
+        own = self.faults if process == mailbox.address else [replace(death, rank=mailbox.address) for death in deaths]
+        is_survived = process in tolerance.expendable | tolerance.restored
+        end = die if is_survived else partial(_end_run, process, plan.roles[process])
+        return FaultyMailbox(mailbox, own, die=end)
 
     def _pair(self, group: AbstractGroup, size: int) -> tuple[RunRecord, list[float]] | None:
         """A worker, or the desk of one, which dies with it."""
@@ -221,6 +232,11 @@ class _RankProgram:
         return record, pace.idle_shares
 
 
+def _end_run(rank: int, role: str) -> NoReturn:
+    """What is done by whoever started the processes, when one dies that no other can stand in for."""
+    raise PeerLostError(f"rank {rank} is lost, and the run with it (rank {rank} was {role}); start again", rank)
+
+
 @contextmanager
 def _use_failed_record(folder: RunFolder) -> Iterator[None]:
     """Whichever rank's error ends the run, the record says that it failed."""
@@ -232,10 +248,11 @@ def _use_failed_record(folder: RunFolder) -> Iterator[None]:
 
 
 def _with_idle(record: RunRecord, idle: Sequence[Sequence[float]]) -> RunRecord:
-    """The record with the share of their time that ranks waited: the mean as a value, every rank's as a series."""
+    """The record with the share of their time that ranks waited: the mean as a value, every rank's as a series, in
+    which those that died are nan."""
     repetitions = []
     for repetition, shares in zip(record.repetitions, zip(*idle, strict=True), strict=True):
-        values = {**repetition.values, "idle_share": fmean(shares)}
+        values = {**repetition.values, "idle_share": fmean(share for share in shares if not math.isnan(share))}
         repetitions.append(replace(repetition, values=values, series={**repetition.series, "idle_share": shares}))
     return replace(record, repetitions=tuple(repetitions))
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from weft.metrics.record import Repetition, RunRecord, Verdict
 from weft.report.curve import sparkline
+from weft.report.histogram import Histogram, added
 from weft.report.provenance import provenance_rows
 from weft.report.quantity import format_plain, scale_of
 from weft.report.rows import (
@@ -21,6 +22,7 @@ from weft.report.rows import (
     scale_of_row,
 )
 from weft.report.table import Prose, aligned, note, section
+from weft.report.waiting import idle_rows, idle_shares
 
 __all__ = ["render_run"]
 
@@ -32,11 +34,23 @@ def render_run(record: RunRecord, *, details: bool = False) -> Group:
         parts.append(section("measured", [*metric_lines(rows), *_notes(rows)]))
     if curved := [repetition for repetition in record.repetitions if len(repetition.evaluations) > 1]:
         parts.append(Curves(curved[0]))
+    if record.recipe:  # series of a user's own loop mean what the user says
+        parts.extend(_of_ranks(record.repetitions))
     if record.verdicts:
         parts.append(section("accepted" if record.accepted else "not accepted", verdict_lines(record.verdicts)))
     if details:
         parts.append(Prose("made with", provenance_rows(record)))
     return Group(*parts)
+
+
+def _of_ranks(repetitions: Sequence[Repetition]) -> list[RenderableType]:
+    """How stale the updates of servers were, and how long simulated ranks waited; of all trainings together."""
+    parts: list[RenderableType] = []
+    if any(stale := added(repetition.series.get("staleness", ()) for repetition in repetitions)):
+        parts.append(Histogram("updates by their staleness", stale))
+    if len(shares := idle_shares(repetitions)) > 1:
+        parts.append(section("share of its time that a rank waited", aligned("lr", idle_rows(shares))))
+    return parts
 
 
 def _outcomes(repetitions: Sequence[Repetition]) -> list[Text]:
