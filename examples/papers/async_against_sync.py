@@ -25,7 +25,7 @@ SAMPLES_A_WORKER = 4
 def cases_of(options: Options) -> list[Case]:
     """The lines one after the other, each over all numbers of workers."""
     lines = {
-        # On servers and without backup workers: to the last bit what an all-reduce gives, and simulated sooner.
+        # On servers and without backup workers: to the last bit what `topology=direct` gives, and simulated sooner.
         SYNCHRONOUS: ("backup(0)", _synchronous_lr),
         PLAIN: ("async(full)", lambda _ranks: 1e-3),
         DAMPED: ("async(staleness)", _synchronous_lr),

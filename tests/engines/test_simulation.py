@@ -14,7 +14,7 @@ from weft.distributed.placement import buckets
 from weft.engines import local
 from weft.engines.computation import ComputeModel
 from weft.engines.simulation import Simulation, simulate
-from weft.engines.stragglers import Slow
+from weft.engines.stragglers import Slow, Straggler
 from weft.errors import DivergedError, PeerLostError, RunFolderError, UsageError
 from weft.metrics.record import RunRecord
 from weft.metrics.record_file import read_record, write_record
@@ -43,9 +43,12 @@ def run(
     compute: ComputeModel | float | None = 0.01,
     trace: bool = False,
     faults: tuple[Kill, ...] = (),
+    stragglers: tuple[Straggler, ...] = (),
 ) -> Simulation:
     folder = create_run_folder(path, recipe.name)
-    return simulate(recipe, folder=folder, network=network, compute=compute, trace=trace, faults=faults)
+    return simulate(
+        recipe, folder=folder, network=network, compute=compute, trace=trace, faults=faults, stragglers=stragglers
+    )
 
 
 def step_time(simulation: Simulation) -> float:
@@ -98,6 +101,7 @@ def test_two_virtual_ranks_end_with_the_bits_of_two_processes(tmp_path: Path, mo
     [
         "data=1",
         "data=4 topology=auto",
+        "data=4 topology=direct",
         "data=3 topology=ring",
         "data=3 topology=tree",
         "data=5 topology=halving_doubling",
@@ -226,7 +230,32 @@ def test_a_rank_that_is_a_server_too_takes_the_run_with_it(tmp_path: Path, topol
 
 def test_a_server_dies_with_its_rank_though_that_has_ended(tmp_path: Path) -> None:
     recipe = tiny("data=3 consistency=async topology=server(shards=2)", epochs=0.1)
-    slow = (Slow(2, 100.0),)
-    folder = create_run_folder(tmp_path / "run", recipe.name)
     with pytest.raises(PeerLostError, match=r"rank 1 was worker, server 1"):
-        simulate(recipe, folder=folder, compute=0.01, stragglers=slow, faults=(Kill(1, after_seconds=0.9),))
+        run(tmp_path / "run", recipe, stragglers=(Slow(2, 100.0),), faults=(Kill(1, after_seconds=0.9),))
+
+
+def final_bits(simulation: Simulation) -> dict[str, str]:
+    return simulation.record.repetitions[0].hashes
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        "stale(0) topology=server",
+        "stale(0,commit=clock) topology=server(shards=2)",
+        "backup(0) topology=server",
+        "backup(0) topology=server(shards=3,place=own)",
+    ],
+)
+def test_servers_without_slack_end_with_the_bits_of_the_synchronous_run(tmp_path: Path, scheme: str) -> None:
+    """From four ranks on, virtual ranks add in another order than servers do, unless they are told to."""
+    synchronous = run(tmp_path / "synchronous", tiny("data=4 topology=direct"))
+    served = run(tmp_path / "served", tiny(f"data=4 consistency={scheme}"))
+    assert final_bits(served) == final_bits(synchronous)
+
+
+def test_a_bound_without_end_is_the_asynchronous_run_to_the_last_bit(tmp_path: Path) -> None:
+    plans = ("async", "stale(inf,commit=arrival)", "stale(0,commit=arrival)")
+    bits = [final_bits(run(tmp_path / str(i), tiny(f"data=4 consistency={plan} topology=server(shards=2)"),
+                           stragglers=(Slow(3, 3.0),))) for i, plan in enumerate(plans)]  # fmt: skip
+    assert bits[0] == bits[1] != bits[2]

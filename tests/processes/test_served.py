@@ -75,6 +75,23 @@ def test_a_run_of_four_processes_is_replayed_to_the_last_bit(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_servers_without_slack_end_with_the_bits_of_synchronous_processes(tmp_path: Path) -> None:
+    """Four real processes of every kind, and four virtual ranks that add in the order of ranks."""
+    plans = {
+        "run": ("data=4", "data=4 topology=direct", "data=4 consistency=stale(0) topology=server(shards=2)"),
+        "simulate": ("data=4 topology=direct", "data=4 consistency=backup(0) topology=server"),
+    }
+    found = set()
+    for command, texts in plans.items():
+        given = ["--compute-seconds", "0.001"] if command == "simulate" else []
+        for number, plan in enumerate(texts):
+            out = tmp_path / f"{command}-{number}"
+            finish(start(command, "digits_mlp", "--plan", plan, *SETTINGS, *given, "--out", str(out)))
+            found.add(read_record(out).repetitions[0].hashes["parameters"])
+    assert len(found) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan",
     [

@@ -1,5 +1,7 @@
 """The plan's text form and its table of refusals."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -57,6 +59,8 @@ def test_parameters_by_place_and_by_name(text: str) -> None:
         ("topology=server(1,mine)", "known: own, shared"),
         ("data=2 consistency=async", "nearest: data=2 consistency=async(lr=share) topology=server(shards=1)"),
         ("data=2 consistency=stale(-1) topology=server", "above zero"),
+        ("data=2 consistency=stale(inf) topology=server", r"no rank waits .*nearest: .*bound=inf,commit=arrival"),
+        ("data=2 consistency=backup(inf) topology=server", "wrong type"),
         ("data=2 consistency=backup(2) topology=server", "nearest: data=2 consistency=backup(workers=1)"),
         (
             "data=2 consistency=backup(1,deadline=soon) topology=server",
@@ -139,6 +143,7 @@ def test_the_nearest_plan_of_every_refusal_is_valid(refusal: object) -> None:
         Plan(data=2, consistency=with_parameters(usual["backup"], workers=2), topology=server),
         Plan(data=2, consistency=with_parameters(usual["backup"], deadline="soon"), topology=server),
         Plan(data=2, consistency=with_parameters(usual["stale"], lr="full"), topology=server),
+        Plan(data=2, consistency=with_parameters(usual["stale"], bound=math.inf), topology=server),
         Plan(data=2, topology=with_parameters(server, place="own")),
         Plan(data=4, topology=with_parameters(server, inner=2)),
         Plan(data=2, consistency=usual["async"], topology=with_parameters(server, inner=3)),
@@ -152,6 +157,8 @@ def test_the_nearest_plan_of_every_refusal_is_valid(refusal: object) -> None:
 
 def test_zero_is_a_bound_and_a_number_of_backup_workers() -> None:
     assert parse_plan("data=2 consistency=stale(0) topology=server").consistency["bound"] == 0
+    endless = "data=2 consistency=stale(bound=inf,commit=arrival) topology=server(shards=1)"
+    assert str(parse_plan(endless)) == endless
     assert parse_plan("data=2 consistency=backup(0) topology=server").consistency["workers"] == 0
 
 

@@ -25,13 +25,15 @@ Number = int | float | str
 class Value:
     """One value that an axis can take: its parameters with their defaults, and whether this version has it.
 
-    `words` lists what a parameter that is a word may say; `least` is the smallest value of a number that may be zero.
+    `words` lists what a parameter that is a word may say; `least` is the smallest value of a number that may be zero;
+    `unbounded` names the whole numbers that may be `inf`.
     """
 
     parameters: Mapping[str, Number] = field(default_factory=dict)
     is_available: bool = False
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     least: Mapping[str, Number] = field(default_factory=dict)
+    unbounded: tuple[str, ...] = ()
 
 
 AXES: Mapping[str, Mapping[str, Value]] = {
@@ -43,6 +45,7 @@ AXES: Mapping[str, Mapping[str, Value]] = {
             is_available=True,
             words={"commit": ("clock", "arrival"), "lr": ("share", "staleness", "full")},
             least={"bound": 0},
+            unbounded=("bound",),
         ),
         "async": Value(
             {"lr": "share", "push": "gradient", "parts": 1},
@@ -68,6 +71,7 @@ AXES: Mapping[str, Mapping[str, Value]] = {
     "topology": {
         "native": Value(is_available=True),
         "auto": Value(is_available=True),
+        "direct": Value(is_available=True),
         "ring": Value(is_available=True),
         "tree": Value(is_available=True),
         "halving_doubling": Value(is_available=True),
@@ -286,6 +290,15 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, consistency=_with(plan.consistency, commit="arrival")),
     ),
     Refusal(
+        lambda plan: (
+            plan.consistency.name == "stale"
+            and plan.consistency["commit"] == "clock"
+            and plan.consistency["bound"] == math.inf
+        ),
+        "without a bound no rank waits for the gradients that a clock commits together",
+        lambda plan: replace(plan, consistency=_with(plan.consistency, commit="arrival")),
+    ),
+    Refusal(
         lambda plan: _has_own_servers(plan) and not plan.is_served,
         "servers of synchronous ranks are ranks themselves",
         lambda plan: replace(plan, topology=_with(plan.topology, place="shared")),
@@ -426,15 +439,17 @@ def _parse_choice(key: str, text: str) -> Choice:
         parameter = parameter.strip() if separator else position
         if parameter not in defaults:
             raise PlanError(f"unknown parameter in a plan ({key}: {text}); {nearest(parameter, defaults)}")
-        words = AXES[key][name].words.get(parameter)
-        least = AXES[key][name].least.get(parameter)
-        values[parameter] = _parse_value(value.strip(), defaults[parameter], words, least, f"{key}: {text}")
+        values[parameter] = _parse_value(value.strip(), parameter, AXES[key][name], f"{key}: {text}")
     return Choice(name, tuple(values.items()))
 
 
-def _parse_value(text: str, default: Number, words: tuple[str, ...] | None, least: Number | None, where: str) -> Number:
+def _parse_value(text: str, parameter: str, kind: Value, where: str) -> Number:
     """The text as the type of the default. A word must be one that is known, a number the default or above zero, or
     from the least on."""
+    default, least = kind.parameters[parameter], kind.least.get(parameter)
+    words = kind.words.get(parameter)
+    if text == "inf" and parameter in kind.unbounded:
+        return math.inf
     if words is not None and text not in words:
         raise PlanError(f"unknown word in a plan ({where}); {nearest(text, words)}")
     if isinstance(default, str):

@@ -1,6 +1,6 @@
 """The same mathematics through parameter servers: gradients go to an owner, parameters come back.
 
-rank 0 = shard 0 owns w1, b3     every rank: reduce each gradient to its owner, in rank order
+rank 0 = shard 0 owns w1, b3     every rank: reduce each gradient to its owner
 rank 1 = shard 1 owns w2, b1     the owner:  update what it owns, with its own part of the optimizer state
 rank 2                           every rank: receive each parameter from its owner
 """
@@ -35,7 +35,7 @@ def assign_owners(parameters: Mapping[str, Tensor], num_shards: int) -> dict[str
 
 @final
 class ServerExchange(AbstractExchange):
-    """Shard s is rank s. Bitwise the all-reduce run: reductions follow the order of ranks, updates are the same."""
+    """Shard s is rank s. Over a group that reduces in the order of ranks, bitwise the all-reduce run."""
 
     def __init__(self, group: AbstractGroup, parameters: Mapping[str, Tensor], num_shards: int) -> None:
         self._group = group

@@ -62,7 +62,7 @@ def test_the_limits_are_the_synchronous_run_to_the_last_bit(
 def test_an_infinite_bound_is_the_asynchronous_run() -> None:
     topology = "topology=server(shards=2)"
     first = train(f"data=4 consistency=async {topology}")
-    second = train(f"data=4 consistency=stale(1000000000,commit=arrival) {topology}")
+    second = train(f"data=4 consistency=stale(inf,commit=arrival) {topology}")
     assert same(first.weights[0], second.weights[0])
     assert first.servers == second.servers and first.seconds == second.seconds
 

@@ -100,10 +100,9 @@ def make_policy(consistency: Choice, num_workers: int, *, is_fresh: bool = True)
     if consistency.name in ("async", "elastic"):
         return Arrival(num_workers)
     if consistency.name == "stale":
-        bound = int(consistency["bound"])
         if consistency["commit"] == "arrival":
-            return Arrival(num_workers, bound)
-        return Rounds(num_workers, bound=bound, is_fresh=is_fresh)
+            return Arrival(num_workers, float(consistency["bound"]))
+        return Rounds(num_workers, bound=int(consistency["bound"]), is_fresh=is_fresh)
     text = str(consistency["deadline"])
     seconds = None if text == "adaptive" else float("inf") if text == "none" else float(text)
     return Rounds(num_workers, spare=int(consistency["workers"]), deadline=seconds, is_fresh=is_fresh)
