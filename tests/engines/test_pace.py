@@ -27,17 +27,23 @@ def test_a_step_takes_as_long_as_its_seed_and_number_say() -> None:
     assert clock.now() == 63.0, "what comes after training is not slowed"
 
 
-def test_steps_are_counted_as_the_rank_takes_them() -> None:
+@pytest.mark.parametrize(("skips_rounds", "expected"), [(False, [0, 1, 2, 3, 0, 1]), (True, [0, 1, 4, 9, 2, 3])])
+def test_no_draw_is_used_twice(skips_rounds: bool, expected: list[int]) -> None:
     """By the number of the global batch, a fast rank that took several shares of one reused its fast draw for all:
     of "1 in 5 steps 5x slower" asynchronous ranks met 14.5% slow steps, synchronous ones 22.2%."""
     asked: list[int] = []
-    pace = Pace(CountingClock(), lambda seed, step: asked.append(step) or 1.0, [0, 1])  # type: ignore[func-returns-value]
-    for batches in ((0, 0, 0, 2), (5, 5)):
+
+    def slowness(seed: int, step: int) -> float:
+        asked.append(step)
+        return 1.0
+
+    pace = Pace(CountingClock(), slowness, [0, 1], skips_rounds=skips_rounds)
+    for batches in ((0, 1, 4, 9), (2, 3)) if skips_rounds else ((0, 0, 0, 2), (5, 5)):
         pace.listen(TrainingStarted(at(0), 0))
         for batch in batches:
             pace.listen(StepStarted(at(batch)))
         pace.listen(TrainingEnded(at(2), ""))
-    assert asked == [0, 1, 2, 3, 0, 1]
+    assert asked == expected
 
 
 def test_idle_is_what_is_neither_computed_nor_charged() -> None:

@@ -55,6 +55,8 @@ def test_a_straggler_that_is_no_rank_is_refused() -> None:
     check_ranks((Slow(3, 2.0), Occasional(0.5, 2.0)), 4)
     with pytest.raises(UsageError, match="no such rank can be slow"):
         check_ranks((Slow(4, 2.0),), 4)
+    with pytest.raises(UsageError, match="no such rank can be slow"):
+        check_ranks((Drawn((1.0,)), Drawn((1.0,), rank=4)), 4)
 
 
 def test_slow_steps_are_as_frequent_as_asked_and_the_same_every_time() -> None:
@@ -81,6 +83,14 @@ def test_steps_of_a_file_are_taken_over_their_median(tmp_path: Path) -> None:
     (found,) = parse_stragglers(f"steps from {tmp_path / 'steps.txt'}")
     assert found == Drawn((1.0, 0.5, 2.0))
     assert {slowness((found,), 0, 0, step) for step in range(50)} == {0.5, 1.0, 2.0}
+
+
+def test_a_rank_can_have_a_distribution_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "steps.txt").write_text("0.2\n0.1\n0.4\n")
+    own = parse_stragglers(f"rank 1 steps from {tmp_path / 'steps.txt'}, rank 1 2x slower")
+    assert own[0] == Drawn((1.0, 0.5, 2.0), rank=1) and "steps of rank 1" in str(own[0])
+    assert {slowness(own, 0, 1, step) for step in range(50)} == {1.0, 2.0, 4.0}
+    assert {slowness(own, 0, 0, step) for step in range(50)} == {1.0}
 
 
 @pytest.mark.parametrize("text", ["", "fast", "1.0\n-1.0", "nan", "0"])

@@ -14,17 +14,27 @@ class Pace(AbstractClock):
     """A clock for computation that is slower in some steps, and a listener that counts steps.
 
     Steps are counted as this rank takes them. By the number of the global batch a fast rank, which takes several shares
-    of one, would draw its luck once for all of them, and be fast again.
+    of one, would draw its luck once for all of them, and be fast again. Where a rank skips rounds that it is late for,
+    the number is the round's: in a round it meets the same whichever it skipped before.
 
     A rank is idle where it neither computes nor lets a charge pass: it waits for others.
 
     Args:
-        slowness: from (seed, how many steps the rank took before) to how many times as long as usual the step takes.
+        slowness: from (seed, number of the step) to how many times as long as usual the step takes.
         seeds: of the trainings that will be listened to, in order.
+        skips_rounds: whether a rank takes at most one share of a batch, and leaves out those that it is late for.
     """
 
-    def __init__(self, inner: AbstractClock, slowness: Callable[[int, int], float], seeds: Iterable[int]) -> None:
+    def __init__(
+        self,
+        inner: AbstractClock,
+        slowness: Callable[[int, int], float],
+        seeds: Iterable[int],
+        *,
+        skips_rounds: bool = False,
+    ) -> None:
         self._inner = inner
+        self._skips_rounds = skips_rounds
         self._slowness = slowness
         self._seeds = iter(seeds)
         self._seed = self._num_steps = 0
@@ -48,8 +58,8 @@ class Pace(AbstractClock):
             case TrainingStarted():
                 self._seed, self._num_steps = next(self._seeds), 0
                 self._began, self._busy = self.now(), 0.0
-            case StepStarted():
-                self._factor = self._slowness(self._seed, self._num_steps)
+            case StepStarted(progress):
+                self._factor = self._slowness(self._seed, progress.step if self._skips_rounds else self._num_steps)
                 self._num_steps += 1
             case TrainingEnded():
                 passed = self.now() - self._began

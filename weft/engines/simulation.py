@@ -212,7 +212,12 @@ class _RankProgram:
         return ChargingOptimizer(optimizer, replace(self.compute, seconds_per_update=seconds), clock)
 
     def _train(self, group: AbstractGroup, replicas: AbstractReplicas) -> tuple[RunRecord, list[float]]:
-        pace = Pace(group.clock, lambda seed, step: slowness(self.stragglers, seed, group.rank, step), self.seeds)
+        pace = Pace(
+            group.clock,
+            lambda seed, step: slowness(self.stragglers, seed, group.rank, step),
+            self.seeds,
+            skips_rounds=parse_plan(self.recipe.mutable.plan).consistency.name == "backup",
+        )
         surroundings = Surroundings(
             now=group.clock.now,
             load=lambda _recipe: self.splits,

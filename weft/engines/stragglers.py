@@ -4,11 +4,11 @@
                     rank 3 2x slower            always
                     steps from FILE             every step takes one of the seconds in FILE, over their median; FILE has
                                                 a number a line, or is the folder of a run, whose steps are taken
+                    rank 3 steps from FILE      only those of this rank
     --fail          rank 3 at 40 s              the rank is gone for good
 
 Several of a kind are separated by commas, and their factors are multiplied. What happens to a rank in a step is drawn
-by hashing (seed, rank, step), steps counted as that rank takes them: the same for every plan that is tried, and every
-time.
+by hashing (seed, rank, step): the same for every plan that is tried, and every time. `pace.py` says how steps count.
 """
 
 import math
@@ -67,15 +67,17 @@ class Slow:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Any rank in any step takes one of these, all equally likely."""
+    """Any rank, or one alone, takes in any step one of these, all equally likely."""
 
     factors: tuple[float, ...]
+    rank: int | None = None
 
     def __str__(self) -> str:
-        return f"steps are drawn from {len(self.factors)} that were measured"
+        whose = "steps" if self.rank is None else f"steps of rank {self.rank}"
+        return f"{whose} are drawn from {len(self.factors)} that were measured"
 
     def slowness(self, rank: int, draw: float) -> float:
-        return self.factors[int(draw * len(self.factors))]
+        return self.factors[int(draw * len(self.factors))] if self.rank in (None, rank) else 1.0
 
 
 Straggler = Occasional | Slow | Drawn
@@ -108,11 +110,11 @@ def _parse_straggler(clause: str) -> Straggler:
         return Occasional(count / out_of, _factor(match[3], clause))
     if match := re.fullmatch(rf"rank (\d+) {NUMBER}x slower", clause):
         return Slow(int(match[1]), _factor(match[2], clause))
-    if match := re.fullmatch(r"steps from (.+)", clause):
-        return Drawn(_read_factors(Path(match[1])))
+    if match := re.fullmatch(r"(?:rank (\d+) )?steps from (.+)", clause):
+        return Drawn(_read_factors(Path(match[2])), None if match[1] is None else int(match[1]))
     raise UsageError(
         f"stragglers are not understood ({clause}); "
-        "write '1 in 20 steps 5x slower', 'rank 3 2x slower' or 'steps from FILE'"
+        "write '1 in 20 steps 5x slower', 'rank 3 2x slower', 'steps from FILE' or 'rank 3 steps from FILE'"
     )
 
 
@@ -165,5 +167,6 @@ def parse_failures(text: str, num_ranks: int) -> tuple[Kill, ...]:
 def check_ranks(stragglers: Sequence[Straggler], num_ranks: int) -> None:
     """Refuse a straggler that is not among the ranks: it would slow nobody down."""
     for straggler in stragglers:
-        if isinstance(straggler, Slow) and straggler.rank >= num_ranks:
-            raise UsageError(f"no such rank can be slow (rank: {straggler.rank}, ranks: {num_ranks}); count from 0")
+        rank = None if isinstance(straggler, Occasional) else straggler.rank
+        if rank is not None and rank >= num_ranks:
+            raise UsageError(f"no such rank can be slow (rank: {rank}, ranks: {num_ranks}); count from 0")
