@@ -53,5 +53,5 @@ def test_a_plan_with_servers_is_proved() -> None:
     command = [sys.executable, "-m", "weft", "prove", "digits_mlp", "--plan", plan, "--seeds", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
-    assert "weights and optimizer state are where the equations lead from 10 recorded updates" in done.stdout
+    assert "weights and optimizer state are where the equations lead" in done.stdout
     assert "again by its record, to the last bit" in done.stdout
