@@ -27,8 +27,8 @@ OPTIONS = {
     ],
     "run": [
         "RECIPE",
-        *("--json", "--out", "--plan", "--quiet", "--repeat", "--replay", "--resume", "--seed", "--set", "--workers"),
-        "-q",
+        *("--json", "--out", "--plan", "--quiet", "--repeat", "--replay", "--restarts", "--resume", "--seed", "--set"),
+        *("--workers", "-q"),
     ],
     "show": ["RUN", "--json"],
     "simulate": [

@@ -7,8 +7,8 @@ import pytest
 
 from weft.engines.local import STRICT, End, Tolerance
 from weft.engines.place import Place
-from weft.engines.serving import Service, tolerance_of, use_replicas
-from weft.errors import PlanError
+from weft.engines.serving import Service, check_restarts, tolerance_of, use_replicas
+from weft.errors import PlanError, UsageError
 from weft.recipes import find_recipe
 from weft.specs import parse_plan
 
@@ -36,6 +36,35 @@ def test_only_the_killed_are_spared_or_restored() -> None:
     assert tolerance.restores(End(2, -9, 0.0), 0)
     assert not tolerance.restores(End(2, -9, 0.0), 1)
     assert not tolerance.restores(End(2, 3, 0.0), 0)
+
+
+def test_workers_are_taken_back_as_often_as_was_said() -> None:
+    tolerance = tolerance_of(parse_plan("data=3 consistency=async topology=server"), restarts=2)
+    assert tolerance.takes_back(End(1, -9, 0.0), 1)
+    assert not tolerance.takes_back(End(1, -9, 0.0), 2)
+    assert not tolerance.takes_back(End(0, -9, 0.0), 0)  # it keeps the record
+    assert not tolerance.takes_back(End(1, 3, 0.0), 0)  # an error of its own
+    assert tolerance.is_return(End(1, 0, 0.0, num_lives=2)) and not tolerance.is_return(End(1, 0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("plan", "num_seeds", "told"),
+    [
+        ("data=3", 1, "no worker that can be started again"),
+        ("data=3 consistency=gossip(ring,mix=pair)", 1, "no worker that can be started again"),
+        ("data=3 consistency=async topology=server(inner=2)", 1, "no worker that can be started again"),
+        ("data=3 consistency=async topology=server(shards=3)", 1, "no worker that can be started again"),
+        ("data=3 consistency=async topology=server", 2, "a run of one seed"),
+    ],
+)
+def test_restarts_are_refused_where_nobody_can_be_taken_back(plan: str, num_seeds: int, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        check_restarts(parse_plan(plan), num_seeds)
+
+
+@pytest.mark.parametrize("scheme", ["async", "stale(2,commit=arrival)", "backup(1)", "elastic(2)"])
+def test_plans_whose_workers_are_taken_back(scheme: str) -> None:
+    check_restarts(parse_plan(f"data=3 consistency={scheme} topology=server"), 1)
 
 
 def test_another_number_of_processes_is_refused() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from weft.distributed.consistency.server import audit_arrival, read_decisions, read_summary
+from weft.errors import RunFolderError
 from weft.metrics.record_file import read_record
 
 DEADLINE = 100.0
@@ -123,3 +124,36 @@ def test_a_worker_and_a_server_that_are_killed(tmp_path: Path) -> None:
     assert any(isinstance(line, dict) and "restored" in line for line in lines)
     summary = read_summary(run, 0, 0)
     assert summary is not None and summary.lost > 0
+
+
+def wait_for_updates_of_one_who_returned(process: subprocess.Popen[bytes], journal: Path, rank: int) -> None:
+    """Return when a shard has taken a rank back, and has used a gradient of it since."""
+    deadline = time.monotonic() + DEADLINE
+    while time.monotonic() < deadline and process.poll() is None:
+        before, joined, after = journal.read_text().partition(f'["join",{rank}]\n')
+        if joined and f'["commit",[{rank},' in after:
+            assert f'["leave",{rank}]' in before
+            return
+        time.sleep(0.05)
+    raise AssertionError("the worker did not return")
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    """It gets the weights as they are then, and takes part until the end, which Ctrl-C brings."""
+    run = tmp_path / "run"
+    plan = "data=3 consistency=async topology=server"
+    settings = ["--set", "epochs=100000", "--set", "batch_size=32", "--quiet", "--restarts", "1"]
+    process = start("run", "digits_mlp", "--plan", plan, *settings, "--out", str(run))
+    try:
+        kill_when_under_way(process, run, 1)
+        wait_for_updates_of_one_who_returned(process, run / "decisions/seed-0/shard-0.jsonl", 1)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=DEADLINE)
+    finally:
+        process.kill()
+    assert process.returncode == 130, errors.decode()
+    summary = read_summary(run, 0, 0)
+    assert summary is not None and summary.returned == 1
+    with pytest.raises(RunFolderError, match="was lost and came back, which cannot be repeated"):
+        read_decisions(run, 0, 0)

@@ -20,7 +20,7 @@ from weft.engines.memory import keep_freed_memory
 from weft.engines.place import Place, find_place
 from weft.engines.program import Program
 from weft.engines.serving import Service, tolerance_of, use_replicas
-from weft.errors import TrainingError
+from weft.errors import TrainingError, UsageError
 from weft.metrics.run_folder import RunFolder
 from weft.specs import parse_plan
 from weft.training.recipe import Recipe
@@ -38,14 +38,17 @@ class Finished:
     failure: TrainingError | None = None
 
 
-def execute(make_job: Callable[[int | None], Job], *, quiet: bool) -> Finished | None:
+def execute(make_job: Callable[[int | None], Job], *, quiet: bool, restarts: int = 0) -> Finished | None:
     """Train, with one progress bar on the standard error. None on ranks that have nothing to tell.
 
     Args:
         make_job: makes the job, given the number of ranks that were started from outside, if they were.
+        restarts: how often workers that were lost are started again, in all.
     """
     place = find_place()
     if place.starter != "nobody":
+        if restarts:
+            raise UsageError(f"ranks were started by {place.starter}, not by weft; leave --restarts out")
         return _join(place, make_job, quiet=quiet)
     job = make_job(None)
     plan = parse_plan(job.recipe.mutable.plan)
@@ -54,7 +57,7 @@ def execute(make_job: Callable[[int | None], Job], *, quiet: bool) -> Finished |
             _train(job, SoloReplicas(), quiet=quiet)
         else:
             program = Program("weft.cli.ranks:train_rank", {"job": _to_json(job), "quiet": quiet})
-            run_ranks(program, plan.num_processes, tolerance=tolerance_of(plan))
+            run_ranks(program, plan.num_processes, tolerance=tolerance_of(plan, restarts))
     except TrainingError as error:
         return Finished(job.folder, error)
     except KeyboardInterrupt:

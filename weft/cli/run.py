@@ -34,6 +34,10 @@ def run(
         Path | None,
         typer.Option(metavar="RUN", help="Repeat the run in this folder, in the order it had, bit for bit."),
     ] = None,
+    restarts: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Start lost workers again, so often in all; 0 if not given."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     json: Json = False,
 ) -> None:
@@ -41,21 +45,25 @@ def run(
     from weft.cli.job import Job, choose_recipe, new_job, resumed_job
     from weft.cli.ranks import execute
     from weft.cli.replay import compare_replay, replayed_job
+    from weft.engines.serving import check_restarts
     from weft.metrics.record_file import read_record
+    from weft.specs import parse_plan
 
     def make_job(num_ranks: int | None) -> Job:
         if replay is not None:
             fixed: dict[str, object] = {"RECIPE": recipe, "--set": settings, "--plan": plan, "--workers": workers}
-            fixed |= {"--repeat": repeat, "--seed": seed, "--resume": resume}
+            fixed |= {"--repeat": repeat, "--seed": seed, "--resume": resume, "--restarts": restarts}
             return replayed_job(replay, out, [name for name, value in fixed.items() if value is not None])
         if resume is not None:
-            fixed = {"--set": settings, "--repeat": repeat, "--seed": seed, "--out": out}
+            fixed = {"--set": settings, "--repeat": repeat, "--seed": seed, "--out": out, "--restarts": restarts}
             given = [name for name, value in fixed.items() if value is not None]
             return resumed_job(resume, recipe, plan, workers or num_ranks, given)
         chosen = choose_recipe(recipe, settings or [], plan, workers or num_ranks)
+        if restarts:
+            check_restarts(parse_plan(chosen.mutable.plan), repeat or 1)
         return new_job(chosen, num_seeds=repeat or 1, first_seed=seed or 0, out=out)
 
-    finished = execute(make_job, quiet=quiet)
+    finished = execute(make_job, quiet=quiet, restarts=restarts or 0)
     if finished is None:  # another rank tells the result
         return
     if finished.folder.record_file.exists():

@@ -32,29 +32,42 @@ INTERRUPTS = (INTERRUPTED, -signal.SIGINT)
 
 @dataclass(frozen=True)
 class End:
-    """A rank that has ended, with its exit code and about when (seconds since the epoch)."""
+    """A rank that has ended, with its exit code and about when (seconds since the epoch).
+
+    `num_lives` is how often it had been started.
+    """
 
     rank: int
     code: int
     moment: float
+    num_lives: int = 1
 
 
 @dataclass(frozen=True)
 class Tolerance:
     """The deaths that a run survives: processes that are killed (an error of their own is another matter).
 
-    `expendable` ones are done without; `restored` ones are started again, each at most `most_restarts` times.
+    `expendable` ones are done without, and started again at most `most_returns` times in all; `restored` ones are
+    started again, each at most `most_restarts` times.
     """
 
     expendable: frozenset[int] = frozenset()
     restored: frozenset[int] = frozenset()
     most_restarts: int = 3
+    most_returns: int = 0
 
     def spares(self, end: End) -> bool:
         return end.rank in self.expendable and end.code < 0 and end.code not in INTERRUPTS
 
     def restores(self, end: End, num_restarts: int) -> bool:
         return end.rank in self.restored and end.code < 0 and num_restarts < self.most_restarts
+
+    def takes_back(self, end: End, num_returns: int) -> bool:
+        return self.spares(end) and num_returns < self.most_returns
+
+    def is_return(self, end: End) -> bool:
+        """Whether a rank that can be done without has ended that was not there from the beginning."""
+        return end.rank in self.expendable and end.num_lives > 1
 
 
 STRICT = Tolerance()
@@ -83,7 +96,9 @@ def run_ranks(program: Program, num_ranks: int, *, silent: bool = False, toleran
             ranks.append(_start(folder, rank, num_ranks, silent))
         with _use_passed_on_interrupt(ranks):
             ends = _wait_for_all(ranks, tolerance, lambda rank: _start(folder, rank, num_ranks, silent))
-        failures = _read_failures(folder, [end for end in ends if not tolerance.spares(end)])
+        came_too_late = [end for end in ends if tolerance.is_return(end) and _is_witness(folder, end.rank)]
+        counted = [end for end in ends if not tolerance.spares(end) and end not in came_too_late]
+        failures = _read_failures(folder, counted)
         if any(end.code in INTERRUPTS for end in ends):
             raise KeyboardInterrupt
         if failures:
@@ -125,7 +140,10 @@ def _wait_for_all(
     tolerance: Tolerance = STRICT,
     restart: Callable[[int], subprocess.Popen[bytes]] | None = None,
 ) -> list[End]:
-    """How each ended that ended by itself: the others had their time of grace after the first failure, and no more."""
+    """How each ended that ended by itself: the others had their time of grace after the first failure, and no more.
+
+    One that was started again and finds that the others have ended has it too, after rank 0.
+    """
     restarts: Counter[int] = Counter()
     ends: list[End] = []
     alive = set(range(len(ranks)))
@@ -134,15 +152,21 @@ def _wait_for_all(
         for rank in sorted(alive):
             code = ranks[rank].poll()
             if code is not None:
-                end = End(rank, code, time.time() - POLL_SECONDS)
-                if restart is not None and tolerance.restores(end, restarts[rank]):
+                end = End(rank, code, time.time() - POLL_SECONDS, 1 + restarts[rank])
+                num_returns = sum(restarts[one] for one in tolerance.expendable)
+                is_missed = tolerance.restores(end, restarts[rank]) or (
+                    0 in alive and tolerance.takes_back(end, num_returns)
+                )
+                if restart is not None and is_missed:
                     restarts[rank] += 1
                     ranks[rank] = restart(rank)
                     continue
                 alive.remove(rank)
                 ends.append(end)
-                if code and not tolerance.spares(end):
+                if code and not tolerance.spares(end) and not tolerance.is_return(end):
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+        if 0 not in alive and all(rank in tolerance.expendable and restarts[rank] for rank in alive):
+            deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
         time.sleep(POLL_SECONDS if alive else 0)
     return ends
 
@@ -166,6 +190,11 @@ def _read_failures(folder: Path, ends: Sequence[End]) -> list[Failure]:
             exit_code = end.code if end.code > 0 else TrainingError.exit_code
             failures.append(Failure(end.rank, end.moment, "", _tell(end.code), "", exit_code, is_witness=False))
     return failures
+
+
+def _is_witness(folder: Path, rank: int) -> bool:
+    told = read_failure(folder, rank)
+    return told is not None and told.is_witness
 
 
 def _tell(code: int) -> str:

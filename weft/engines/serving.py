@@ -34,14 +34,14 @@ from weft.engines.meeting import meet
 from weft.engines.pairing import Pairing, use_paired
 from weft.engines.place import Place
 from weft.engines.post import join_post
-from weft.errors import PlanError
+from weft.errors import PlanError, UsageError
 from weft.specs import Plan, parse_plan
 from weft.training.build import build_optimizer
 from weft.training.optimizers import SGD, AbstractOptimizer, Optimizer
 from weft.training.recipe import Recipe
 from weft.training.replicas import AbstractReplicas
 
-__all__ = ["Service", "process_of", "tolerance_of", "use_replicas"]
+__all__ = ["Service", "check_restarts", "process_of", "tolerance_of", "use_replicas"]
 
 
 Charge = Callable[[AbstractOptimizer, float], AbstractOptimizer]
@@ -131,16 +131,31 @@ class Service:
         return ServedReplicas(mailbox, settings, self.seeds)
 
 
-def tolerance_of(plan: Plan) -> Tolerance:
+def tolerance_of(plan: Plan, restarts: int = 0) -> Tolerance:
     """Which processes a run can lose: workers other than rank 0, which keeps the record, unless they are servers too;
-    and servers of their own, which are restored."""
+    and servers of their own, which are restored.
+
+    Args:
+        restarts: how often workers that were lost are started again, in all.
+    """
     if plan.is_mailed:
         return Tolerance(frozenset(range(1, plan.num_ranks)))
     if not plan.is_served:
         return STRICT
     roles = dict(enumerate(plan.roles))
     workers = {rank for rank, role in roles.items() if role == "worker" and rank > 0}
-    return Tolerance(frozenset(workers), frozenset(range(plan.num_ranks, plan.num_processes)))
+    servers = range(plan.num_ranks, plan.num_processes)
+    return Tolerance(frozenset(workers), frozenset(servers), most_returns=restarts)
+
+
+def check_restarts(plan: Plan, num_seeds: int) -> None:
+    """Raise UsageError where no worker that was lost can be taken back."""
+    # A host server may still hold a gradient of the life before, which the shards would take for one of the new.
+    if not plan.is_served or plan.num_hosts or not tolerance_of(plan).expendable:
+        cure = "use servers without inner, and more ranks than shards or place=own"
+        raise UsageError(f"plan has no worker that can be started again ({plan}); leave --restarts out, or {cure}")
+    if num_seeds > 1:
+        raise UsageError(f"workers are started again in a run of one seed (seeds: {num_seeds}); leave --repeat out")
 
 
 def process_of(plan: Plan, address: int) -> int:

@@ -132,7 +132,7 @@ ELASTIC = Course(parse_plan("data=2 consistency=elastic(1) topology=server"))
 @pytest.mark.parametrize("course", [ASYNC, ELASTIC], ids=["async", "elastic"])
 def test_a_worker_that_returns_gets_the_current_weights(course: Course) -> None:
     post = LocalPost()
-    with serving(post, course):
+    with serving(post, course) as found:
         hand, other = Hand(post, course, 0), Hand(post, course, 1)
         hand.init()
         hand.hello()
@@ -148,6 +148,26 @@ def test_a_worker_that_returns_gets_the_current_weights(course: Course) -> None:
         assert heir.receive(Tag.WEIGHTS).header["version"] == 2
         for one in (hand, heir):
             one.mailbox.close()
+    assert found[0].returned == 1
+
+
+def test_who_returns_when_the_others_have_ended_is_late() -> None:
+    """It would be waited for in a sum that it knows nothing of, and itself wait in one that is over."""
+    post = LocalPost()
+    with serving(post, ASYNC) as found:
+        hand, other = Hand(post, ASYNC, 0), Hand(post, ASYNC, 1)
+        hand.init()
+        hand.hello()
+        other.mailbox.close()
+        hand.mailbox.send(hand.server, Tag.SUM, {"run": 0, "number": 1}, [torch.ones(1)])
+        hand.receive(Tag.TOTAL)
+        heir = post.open(1)
+        heir.send(hand.server, Tag.HELLO, {"run": 0, "step": None, "version": 0})
+        hand.mailbox.send(hand.server, Tag.SUM, {"run": 0, "number": 2}, [torch.ones(1)])
+        assert hand.receive(Tag.TOTAL).header["number"] == 2
+        for mailbox in (hand.mailbox, heir):
+            mailbox.close()
+    assert found[0].refused == {"late": 1} and found[0].returned == 0
 
 
 @pytest.mark.parametrize(("scheme", "num_lost"), [("stale(0)", 3), ("elastic(1)", 6)])

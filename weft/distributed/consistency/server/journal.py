@@ -46,6 +46,7 @@ class Summary:
     dropped: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     lost: int = 0  # updates that a restored shard knows to be lost
+    returned: int = 0  # how often a worker that was lost came back
 
     @property
     def mean_staleness(self) -> float:

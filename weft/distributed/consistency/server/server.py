@@ -137,7 +137,12 @@ class _Server:
             self._early.append(message)
             return
         rank, training = message.source, self._current
-        self._gone.discard(rank)
+        if rank in self._gone:
+            if training.sums.has_begun:  # others have ended, and would wait for its part in their sums
+                self._refused["late"] += 1
+                return
+            self._gone.discard(rank)
+            training.num_returned += 1
         self._count_lost(read_int(message.header, "version"))
         training.greeted.add(rank)
         training.behind.pop(rank, None)
@@ -305,7 +310,8 @@ class _Server:
         summary = self._summary()
         ages = [[age, count] for age, count in enumerate(summary.staleness) if count]
         # A header is small: of ages beyond all measure only the record tells.
-        return {"staleness": ages[:MOST_AGES], "dropped": summary.dropped, "lost": summary.lost}
+        counts = {"dropped": summary.dropped, "lost": summary.lost, "returned": summary.returned}
+        return {"staleness": ages[:MOST_AGES], **counts}
 
     def _summary(self) -> Summary:
         refused = dict(sorted((self._refused + Counter(self._mailbox.refusals())).items()))

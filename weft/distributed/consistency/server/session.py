@@ -83,7 +83,9 @@ class Session:
         write(self.places, self.parameters)
         if self.mailbox.address == 0:
             self._initialise(slots, updates)
-        self.greet(self.links, step)
+        # Shard 0 first: where all are about to end it takes nobody back, and no other shard may wait for this rank.
+        self.greet(self.links[:1], step)
+        self.greet(self.links[1:], step)
         write(self.parameters, self.places)
 
     def _initialise(self, slots: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
@@ -184,4 +186,6 @@ class Session:
         first, *_ = [link.await_weights() for link in self.links]
         ages = {int(age): int(count) for age, count in first.header["staleness"]}
         staleness = tuple(ages.get(age, 0) for age in range(max(ages, default=-1) + 1))
-        return Summary(staleness=staleness, dropped=int(first.header["dropped"]))
+        return Summary(
+            staleness=staleness, dropped=int(first.header["dropped"]), returned=int(first.header["returned"])
+        )

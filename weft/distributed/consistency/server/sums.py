@@ -15,11 +15,13 @@ class Sums:
 
     def __init__(self) -> None:
         self._parts: dict[int, dict[int, Tensor]] = {}  # number of the sum -> rank -> its part
+        self.has_begun = False
 
     def accepts(self, number: int, part: Tensor) -> bool:
         return all(known.shape == part.shape for known in self._parts.get(number, {}).values())
 
     def add(self, number: int, rank: int, part: Tensor) -> None:
+        self.has_begun = True
         self._parts.setdefault(number, {})[rank] = part
 
     def take_whole(self, waited_for: Collection[int]) -> Iterator[tuple[int, list[int], Tensor]]:

@@ -107,6 +107,7 @@ class Training:
         self.num_dropped = 0
         self.restored_at: int | None = None  # the version with which it took the place of a server that was lost
         self.num_lost = 0
+        self.num_returned = 0
 
     def _make_shard(self, weights: Sequence[Tensor]) -> Shard:
         places = self._make_places(weights)
@@ -210,6 +211,7 @@ class Training:
             dropped=self.num_dropped,
             refused=dict(refused),
             lost=self.num_lost,
+            returned=self.num_returned,
         )
 
 
