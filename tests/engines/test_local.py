@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from weft.engines import local
-from weft.engines.local import find_cause, run_ranks, threads_per_rank
+from weft.engines.local import Tolerance, find_cause, run_ranks, threads_per_rank
 from weft.engines.program import Failure, Program
 from weft.errors import RankFailedError
 
@@ -124,6 +124,14 @@ def test_a_killed_rank_is_named_and_ends_all(victim: int, pipe: Path, monkeypatc
     killer.join()
     assert failure.value.rank == victim
     assert not any(map(is_running, pids.values()))
+
+
+def test_a_killed_rank_is_done_without_only_if_the_others_know_it() -> None:
+    """They would hear of no death of one that they do not know, and wait for it for ever."""
+    tolerance = Tolerance(expendable=frozenset({1}))
+    assert run_ranks(program("die", joins=True), 2, tolerance=tolerance) == ["done", None]
+    with pytest.raises(RankFailedError, match="rank 1 of 2: ended by SIGKILL before the others knew it"):
+        run_ranks(program("die", joins=False), 2, tolerance=tolerance)
 
 
 def test_an_interrupt_ends_all_ranks(pipe: Path) -> None:

@@ -33,6 +33,7 @@ def test_only_the_killed_are_spared_or_restored() -> None:
     assert not tolerance.spares(End(1, 1, 0.0))  # an error of its own
     assert not tolerance.spares(End(1, -2, 0.0))  # Ctrl-C
     assert not tolerance.spares(End(0, -9, 0.0))
+    assert not tolerance.spares(End(1, -9, 0.0, has_joined=False))  # the others would wait for it
     assert tolerance.restores(End(2, -9, 0.0), 0)
     assert not tolerance.restores(End(2, -9, 0.0), 1)
     assert not tolerance.restores(End(2, 3, 0.0), 0)

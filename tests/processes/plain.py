@@ -6,7 +6,8 @@ import sys
 from typing import Any
 
 from weft.engines import local
-from weft.engines.program import Program
+from weft.engines.place import find_place
+from weft.engines.program import Program, mark_joined
 from weft.errors import PeerLostError, UsageError
 
 
@@ -33,6 +34,15 @@ def fail(rank: int, how: str) -> str:
             sys.exit(0)
         case _:
             raise AssertionError(how)
+
+
+def die(joins: bool) -> str:
+    """Rank 1 is killed, before the others know it or after; they go on."""
+    if joins:
+        mark_joined(find_place())
+    if own_rank() == 1:
+        signal.raise_signal(signal.SIGKILL)
+    return "done"
 
 
 def interrupt_itself() -> None:

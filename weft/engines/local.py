@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from weft.distributed.secret import make_secret, write_secret
-from weft.engines.program import INTERRUPTED, Failure, Program, has_result, read_failure, read_result
+from weft.engines.program import INTERRUPTED, Failure, Program, has_joined, has_result, read_failure, read_result
 from weft.errors import RankFailedError, TrainingError
 
 __all__ = ["STRICT", "Tolerance", "find_cause", "run_ranks", "threads_per_rank"]
@@ -33,22 +33,22 @@ INTERRUPTS = (INTERRUPTED, -signal.SIGINT)
 @dataclass(frozen=True)
 class End:
     """A rank that has ended, with its exit code and about when (seconds since the epoch).
-
-    `num_lives` is how often it had been started.
+    `num_lives` is how often it had been started. One that the others have not come to know is waited for by them.
     """
 
     rank: int
     code: int
     moment: float
     num_lives: int = 1
+    has_joined: bool = True
 
 
 @dataclass(frozen=True)
 class Tolerance:
     """The deaths that a run survives: processes that are killed (an error of their own is another matter).
 
-    `expendable` ones are done without, and started again at most `most_returns` times in all; `restored` ones are
-    started again, each at most `most_restarts` times.
+    `expendable` ones are done without, once they have joined, and started again at most `most_returns` times in all;
+    `restored` ones are started again, each at most `most_restarts` times.
     """
 
     expendable: frozenset[int] = frozenset()
@@ -57,7 +57,7 @@ class Tolerance:
     most_returns: int = 0
 
     def spares(self, end: End) -> bool:
-        return end.rank in self.expendable and end.code < 0 and end.code not in INTERRUPTS
+        return end.has_joined and end.rank in self.expendable and end.code < 0 and end.code not in INTERRUPTS
 
     def restores(self, end: End, num_restarts: int) -> bool:
         return end.rank in self.restored and end.code < 0 and num_restarts < self.most_restarts
@@ -95,10 +95,10 @@ def run_ranks(program: Program, num_ranks: int, *, silent: bool = False, toleran
         for rank in range(num_ranks):
             ranks.append(_start(folder, rank, num_ranks, silent))
         with _use_passed_on_interrupt(ranks):
-            ends = _wait_for_all(ranks, tolerance, lambda rank: _start(folder, rank, num_ranks, silent))
+            ends = _wait_for_all(ranks, folder, tolerance, lambda rank: _start(folder, rank, num_ranks, silent))
         came_too_late = [end for end in ends if tolerance.is_return(end) and _is_witness(folder, end.rank)]
         counted = [end for end in ends if not tolerance.spares(end) and end not in came_too_late]
-        failures = _read_failures(folder, counted)
+        failures = _read_failures(folder, counted, tolerance)
         if any(end.code in INTERRUPTS for end in ends):
             raise KeyboardInterrupt
         if failures:
@@ -137,6 +137,7 @@ def _start(folder: Path, rank: int, num_ranks: int, silent: bool) -> subprocess.
 
 def _wait_for_all(
     ranks: list[subprocess.Popen[bytes]],
+    folder: Path,
     tolerance: Tolerance = STRICT,
     restart: Callable[[int], subprocess.Popen[bytes]] | None = None,
 ) -> list[End]:
@@ -152,7 +153,7 @@ def _wait_for_all(
         for rank in sorted(alive):
             code = ranks[rank].poll()
             if code is not None:
-                end = End(rank, code, time.time() - POLL_SECONDS, 1 + restarts[rank])
+                end = End(rank, code, time.time() - POLL_SECONDS, 1 + restarts[rank], has_joined(folder, rank))
                 num_returns = sum(restarts[one] for one in tolerance.expendable)
                 is_missed = tolerance.restores(end, restarts[rank]) or (
                     0 in alive and tolerance.takes_back(end, num_returns)
@@ -179,7 +180,7 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
         process.wait()
 
 
-def _read_failures(folder: Path, ends: Sequence[End]) -> list[Failure]:
+def _read_failures(folder: Path, ends: Sequence[End], tolerance: Tolerance) -> list[Failure]:
     """What the ranks told of their failures, and what is known of those that could not tell."""
     failures = []
     for end in ends:
@@ -188,7 +189,10 @@ def _read_failures(folder: Path, ends: Sequence[End]) -> list[Failure]:
             failures.append(told)
         elif end.code or not has_result(folder, end.rank):
             exit_code = end.code if end.code > 0 else TrainingError.exit_code
-            failures.append(Failure(end.rank, end.moment, "", _tell(end.code), "", exit_code, is_witness=False))
+            text = _tell(end.code)
+            if end.rank in tolerance.expendable and not end.has_joined:
+                text += " before the others knew it (one that they know is done without); start again"
+            failures.append(Failure(end.rank, end.moment, "", text, "", exit_code, is_witness=False))
     return failures
 
 

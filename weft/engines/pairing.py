@@ -5,10 +5,10 @@ data=2 consistency=gossip(ring,mix=pair)      process 0: worker 0, desk 0     in
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from weft.distributed.consistency.pairs import (
@@ -23,6 +23,7 @@ from weft.distributed.consistency.pairs import (
 from weft.distributed.mailbox import AbstractMailbox
 from weft.engines.place import Place
 from weft.engines.post import join_post
+from weft.engines.program import mark_joined
 from weft.errors import PlanError
 from weft.specs import Plan
 
@@ -59,8 +60,11 @@ class Pairing:
     def slot(self, rank: int) -> Slot:
         return self.slots.setdefault(rank, Slot(rank))
 
-    def worker(self, mailbox: AbstractMailbox) -> GossipReplicas:
-        return GossipReplicas(mailbox, self.slot(mailbox.address), self.settings, self.seeds)
+    def worker(self, mailbox: AbstractMailbox, on_joined: Callable[[], None] = lambda: None) -> GossipReplicas:
+        """Args:
+        on_joined: called when all ranks know the worker.
+        """
+        return GossipReplicas(mailbox, self.slot(mailbox.address), self.settings, self.seeds, on_joined)
 
     def keep_desk(self, mailbox: AbstractMailbox) -> None:
         """Be the desk of this address, to the end."""
@@ -90,7 +94,7 @@ def use_paired(pairing: Pairing, place: Place) -> Iterator[GossipReplicas]:
     thread = threading.Thread(target=body, name=f"desk {place.rank}")
     thread.start()
     try:
-        replicas = pairing.worker(worker)
+        replicas = pairing.worker(worker, partial(mark_joined, place))
         yield replicas
         replicas.depart()
     finally:

@@ -3,7 +3,7 @@
     python -m weft.engines.program FOLDER     with WEFT_RANK, WEFT_SIZE, WEFT_MEETING, WEFT_STARTER in the environment
 
 reads FOLDER/program.json, calls the function with the arguments, and leaves FOLDER/result-RANK.json, or
-FOLDER/failure-RANK.json with the error as its rank saw it.
+FOLDER/failure-RANK.json with the error as its rank saw it. FOLDER/joined-RANK is there once the others know the rank.
 """
 
 import ctypes
@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from weft.atomic import write_json
+from weft.engines.place import Place
 from weft.errors import PeerLostError, WeftError
 
-__all__ = ["Failure", "Program", "has_result", "read_failure", "read_result"]
+__all__ = ["Failure", "Program", "has_joined", "has_result", "mark_joined", "read_failure", "read_result"]
 
 INTERRUPTED = 130
 
@@ -64,6 +65,16 @@ def read_result(folder: Path, rank: int) -> Any:
 
 def has_result(folder: Path, rank: int) -> bool:
     return (folder / f"result-{rank}.json").is_file()
+
+
+def mark_joined(place: Place) -> None:
+    """Tell the launcher, if it is Weft's, that the others know this rank, and will hear of its death."""
+    if place.starter == "weft":
+        (Path(place.meeting) / f"joined-{place.rank}").touch()
+
+
+def has_joined(folder: Path, rank: int) -> bool:
+    return (folder / f"joined-{rank}").is_file()
 
 
 def read_failure(folder: Path, rank: int) -> Failure | None:

@@ -8,7 +8,7 @@ data=4 consistency=async topology=server(1,inner=2)           process 0: worker 
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +26,7 @@ from weft.distributed.consistency.server import (
     serve_host,
     settings_of,
 )
+from weft.distributed.consistency.server.decisions import Decision
 from weft.distributed.consistency.server.script import Script
 from weft.distributed.mailbox import AbstractMailbox
 from weft.distributed.placement import carry_out
@@ -34,7 +35,8 @@ from weft.engines.meeting import meet
 from weft.engines.pairing import Pairing, use_paired
 from weft.engines.place import Place
 from weft.engines.post import join_post
-from weft.errors import PlanError, UsageError
+from weft.engines.program import mark_joined
+from weft.errors import PlanError, TrainingError, UsageError
 from weft.specs import Plan, parse_plan
 from weft.training.build import build_optimizer
 from weft.training.optimizers import SGD, AbstractOptimizer, Optimizer
@@ -93,7 +95,9 @@ class Service:
             num_shards=settings.num_shards,
             inner=settings.inner,
             make_policy=lambda seed, is_fresh: (
-                Script(scripts[seed]) if scripts else make_policy(plan.consistency, plan.num_ranks, is_fresh=is_fresh)
+                _repeat(scripts[seed], is_fresh=is_fresh)
+                if scripts
+                else make_policy(plan.consistency, plan.num_ranks, is_fresh=is_fresh)
             ),
             make_optimizer=lambda fraction: charge(updater, fraction) if charge else updater,
             run=self.run,
@@ -126,9 +130,18 @@ class Service:
             return partial(serve, spec=self.spec(number, charge))
         return partial(serve_host, spec=self.host_spec(number - num_shards))
 
-    def worker(self, mailbox: AbstractMailbox) -> ServedReplicas:
+    def worker(self, mailbox: AbstractMailbox, on_joined: Callable[[], None] = lambda: None) -> ServedReplicas:
+        """Args:
+        on_joined: called when all servers know the worker.
+        """
         settings = settings_of(self.plan, build_optimizer(self.recipe), self.recipe.mutable.clip_norm)
-        return ServedReplicas(mailbox, settings, self.seeds)
+        return ServedReplicas(mailbox, settings, self.seeds, on_joined)
+
+
+def _repeat(decisions: Iterable[Decision], *, is_fresh: bool) -> Script:
+    if not is_fresh:  # its workers are not where the record begins
+        raise TrainingError("server was lost in a replay, which cannot go on from a snapshot; start the replay again")
+    return Script(decisions)
 
 
 def tolerance_of(plan: Plan, restarts: int = 0) -> Tolerance:
@@ -209,7 +222,7 @@ def _use_served(service: Service, place: Place) -> Iterator[AbstractReplicas | N
     with _use_servers([(open_at(num_workers + number), service.server(number)) for number in beside]):
         mailbox = open_at(place.rank)
         try:
-            yield service.worker(mailbox)
+            yield service.worker(mailbox, partial(mark_joined, place))
         finally:
             mailbox.close()
 

@@ -1,9 +1,10 @@
 """A small training through servers, on the virtual cluster: no model, so that it takes milliseconds."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from weft.distributed.consistency.server import (
 from weft.distributed.consistency.server.journal import read_decisions
 from weft.distributed.consistency.server.script import Script
 from weft.distributed.group import AbstractGroup
+from weft.distributed.group.faulty import Kill
 from weft.distributed.group.virtual import TEN_GIGABIT, die, run_virtual
 from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, MailFault, RecordingMailbox, VirtualMailbox
 from weft.engines.simulation import with_host_servers
@@ -32,7 +34,18 @@ from weft.specs import Plan, parse_plan
 from weft.training.optimizers import AbstractOptimizer, Momentum, Optimizer
 from weft.training.replicas import Update
 
-__all__ = ["Course", "host_spec_of", "make_parameters", "pull", "reference", "spec_of", "train", "work"]
+__all__ = [
+    "Course",
+    "host_spec_of",
+    "make_parameters",
+    "momentum",
+    "pull",
+    "reference",
+    "serve_through_falls",
+    "spec_of",
+    "train",
+    "work",
+]
 
 LR = 0.05
 
@@ -55,13 +68,19 @@ def momentum() -> AbstractOptimizer:
 
 @dataclass(frozen=True)
 class Course:
-    """A training: `seconds(rank, step)` is what a step takes in virtual time; faults are planted by spoilt settings."""
+    """A training: `seconds(rank, step)` is what a step takes in virtual time; faults are planted by spoilt settings.
+
+    `falls` are the moments at which a server, given by its address, dies, and the seconds until it is started again,
+    from what it left in the folder `kept`.
+    """
 
     plan: Plan
     num_steps: int = 12
     seconds: Callable[[int, int], float] = lambda rank, step: 0.01 * (1 + rank)
     make_optimizer: Callable[[], AbstractOptimizer] = momentum
     faults: Sequence[MailFault] = field(default_factory=tuple)
+    falls: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    kept: Path | None = None
     run: Path | None = None
     replay: Path | None = None
     clip_norm: float | None = None
@@ -141,6 +160,37 @@ class Outcome:
     seconds: float
 
 
+class _FallError(BaseException):
+    """A server dies, and its host lives on."""
+
+
+def _fall() -> NoReturn:
+    raise _FallError
+
+
+def serve_through_falls(group: AbstractGroup, course: Course) -> tuple[Summary, RecordingMailbox]:
+    """The server of this address, in its second life if it is to fall; what it did, and its mailbox."""
+    number, num_shards = group.rank - course.plan.num_ranks, int(course.plan.topology["shards"])
+    kept = course.kept / f"server-{number}" if course.kept is not None else None
+
+    def live(mailbox: AbstractMailbox) -> Summary:
+        if number < num_shards:
+            return serve(mailbox, spec_of(course, number, kept))
+        return serve_host(mailbox, host_spec_of(course, number - num_shards, kept))
+
+    if group.rank in course.falls:
+        moment, seconds = course.falls[group.rank]
+        doomed = FaultyMailbox(VirtualMailbox(group), [Kill(group.rank, after_seconds=moment)], die=_fall)
+        try:
+            live(doomed)
+            raise AssertionError("the training ended before the fall")
+        except _FallError:
+            doomed.close()
+            group.clock.wait_until(group.clock.now() + seconds)
+    mailbox = RecordingMailbox(FaultyMailbox(VirtualMailbox(group), course.faults, die=die))
+    return live(mailbox), mailbox
+
+
 def train(text: str, course: Course | None = None, **options: object) -> Outcome:
     """Carry a plan out on virtual workers and servers."""
     plan = parse_plan(text)
@@ -148,13 +198,11 @@ def train(text: str, course: Course | None = None, **options: object) -> Outcome
     mailboxes: dict[int, RecordingMailbox] = {}
 
     def program(group: AbstractGroup) -> object:
+        if group.rank >= plan.num_ranks:
+            summary, mailboxes[group.rank] = serve_through_falls(group, course)
+            return summary
         faulty: AbstractMailbox = FaultyMailbox(VirtualMailbox(group), course.faults, die=die)
         mailboxes[group.rank] = mailbox = RecordingMailbox(faulty)
-        number, num_shards = group.rank - plan.num_ranks, int(plan.topology["shards"])
-        if number >= num_shards:
-            return serve_host(mailbox, host_spec_of(course, number - num_shards))
-        if number >= 0:
-            return serve(mailbox, spec_of(course, number))
         settings = course.spoil_worker(settings_of(plan, course.make_optimizer(), course.clip_norm))
         return work(ServedReplicas(mailbox, settings, [0]), course, group.clock.charge)
 

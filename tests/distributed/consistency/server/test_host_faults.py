@@ -162,3 +162,22 @@ def test_what_a_host_server_cannot_mean_is_refused_by_the_shard(changes: dict[st
     thread.join(PATIENCE)
     assert found[0].refused == {reason: 1, "unknown rank": 1}
     assert found[0].updates == 2
+
+
+def test_a_shard_that_was_restored_answers_a_host_server_whose_ranks_have_died(tmp_path: Path) -> None:
+    """Its other ranks wait until what is under way is answered."""
+    post, spec = LocalPost(), spec_of(COURSE, 0, tmp_path / "shard")
+    first = post.open(SHARD)
+    thread, _ = start(first, lambda box: serve(box, spec))
+    boxes, host = begin(post), post.open(HOST)
+    first.close()
+    thread.join(PATIENCE)
+    boxes[1].close()
+    thread, found = start(post.open(SHARD), lambda box: serve(box, spec))
+    header = ForwardHeader(0, 0, 0, 0.1, ((1, 1, 0.5),)).to_json()
+    host.send(SHARD, Tag.FORWARD, header, ONES)
+    assert host.receive(Tag.WEIGHTS, SHARD, deadline=host.clock.now() + PATIENCE).header["releases"] == []
+    for box in (boxes[0], host):
+        box.close()
+    thread.join(PATIENCE)
+    assert found[0].refused == {}

@@ -24,9 +24,11 @@ from weft.distributed.consistency.server import (
     Script,
     audit_arrival,
     audit_rounds,
+    make_policy,
 )
 from weft.distributed.consistency.server.decisions import decode, encode
 from weft.errors import CorruptFileError
+from weft.specs import parse_plan
 
 NUM_WORKERS = 4
 
@@ -147,6 +149,19 @@ def test_a_restored_shard_goes_on_where_its_ranks_are() -> None:
     assert rounds.push(0, 41, 1.0) == []
     closed = rounds.push(1, 41, 1.0)
     assert closed == [Commit(((0, 41), (1, 41))), Release(0, 42), Release(1, 42)]
+
+
+def test_a_restored_shard_waits_only_for_ranks_that_have_come() -> None:
+    """Rank 2 died or ended before; its clock was once the slowest for ever."""
+    plan = parse_plan("data=3 consistency=stale(1,commit=arrival) topology=server")
+    policy = make_policy(plan.consistency, 3, is_fresh=False)
+    assert policy.arrive(0, 41, 0.0) == [Join(0), Release(0, 41)]
+    assert policy.arrive(1, 42, 0.0) == [Join(1), Release(1, 42)]
+    for step in (43, 45, 47):
+        for rank in range(2):
+            _, release = policy.push(rank, step - 2 + rank, 1.0)
+            assert release == Release(rank, step + rank)
+    assert policy.leave(2, 2.0) == []
 
 
 def test_all_are_told_to_stop() -> None:

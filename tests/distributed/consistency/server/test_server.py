@@ -14,6 +14,7 @@ from tests.distributed.consistency.server.served import Course, make_parameters,
 from weft.distributed.consistency.server import ServedReplicas, Summary, serve, server_address, settings_of
 from weft.distributed.consistency.server.cut import cut_evenly
 from weft.distributed.consistency.server.protocol import InitHeader, PushHeader, Tag
+from weft.distributed.consistency.server.sums import Sums
 from weft.distributed.mailbox import AbstractMailbox, LocalPost, Message
 from weft.errors import UsageError
 from weft.specs import parse_plan
@@ -208,6 +209,66 @@ def test_a_server_that_dies_is_restored_and_says_what_was_lost(scheme: str, num_
     assert summaries[0].lost == num_lost
     assert torch.equal(found[0]["w1"], found[1]["w1"])
     assert '"restored"' in (tmp_path / "decisions/seed-0/shard-0.jsonl").read_text()
+
+
+@contextmanager
+def lost(post: LocalPost, course: Course, kept: Path) -> Iterator[None]:
+    """A server that is gone when the block ends."""
+    box = post.open(server_address(course.plan.num_ranks, 0))
+
+    def body() -> None:
+        with pytest.raises(UsageError, match="mailbox is closed"):
+            serve(box, spec_of(course, 0, kept))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    try:
+        yield
+    finally:
+        box.close()
+        thread.join(PATIENCE)
+
+
+def test_a_push_whose_first_part_died_with_a_server_is_answered(tmp_path: Path) -> None:
+    """It was once refused as malformed, and its rank waited for ever."""
+    post = LocalPost()
+    with lost(post, ASYNC, tmp_path / "shard"):
+        hand, other = Hand(post, ASYNC, 0), Hand(post, ASYNC, 1)
+        hand.init()
+        hand.hello()
+        hand.mailbox.send(hand.server, Tag.PART, {"run": 0, "step": 0}, hand.weights)
+    with serving(post, ASYNC, tmp_path / "shard") as found:
+        hand.mailbox.send(hand.server, Tag.PUSH, PushHeader(0, 0, 0, 0.1, 0.5, in_part=True).to_json())
+        answer = hand.receive(Tag.WEIGHTS)
+        assert (answer.header["step"], len(answer.tensors)) == (2, len(hand.weights))
+        for one in (hand, other):
+            one.mailbox.close()
+    assert found[0].refused == {}
+
+
+def test_a_push_that_wants_no_weights_and_comes_twice_leaves_the_next_answer_whole() -> None:
+    """The second was refused, and yet took the weights out of the next answer."""
+    post = LocalPost()
+    with serving(post, ASYNC) as found:
+        hand, other = Hand(post, ASYNC, 0), Hand(post, ASYNC, 1)
+        hand.init()
+        hand.hello()
+        for _ in range(2):
+            hand.push(0, wants=False)
+        assert hand.receive(Tag.WEIGHTS).tensors == ()
+        hand.push(2)
+        assert len(hand.receive(Tag.WEIGHTS).tensors) == len(hand.weights)
+        for one in (hand, other):
+            one.mailbox.close()
+    assert found[0].refused == {"duplicate": 1}
+
+
+def test_a_sum_does_not_wait_for_a_rank_that_had_its_total_from_a_server_that_is_lost() -> None:
+    sums = Sums()
+    sums.add(1, 0, torch.tensor([5.0]))
+    assert list(sums.take_whole({0, 1})) == []
+    sums.add(2, 1, torch.tensor([7.0]))
+    assert list(sums.take_whole({0, 1})) == [(1, [0], torch.tensor([5.0]))]
 
 
 def test_one_worker_after_another_training_begins_anew() -> None:

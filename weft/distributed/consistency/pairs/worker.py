@@ -5,7 +5,7 @@ desk     answers for it meanwhile, and never waits                              
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,14 +70,23 @@ class GossipReplicas(AbstractReplicas):
     Args:
         slot: this rank's weights, shared with its desk.
         seeds: of the trainings to come, in order.
+        on_joined: called when all ranks know this one.
     """
 
-    def __init__(self, mailbox: AbstractMailbox, slot: Slot, settings: GossipSettings, seeds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        mailbox: AbstractMailbox,
+        slot: Slot,
+        settings: GossipSettings,
+        seeds: Sequence[int],
+        on_joined: Callable[[], None] = lambda: None,
+    ) -> None:
         self._post = Post(mailbox, settings.size, settings.patience)
         self._meeting = settings.make_meeting(self._post)
         self._slot = slot
         self._settings = settings
         self._seeds = iter(seeds)
+        self._on_joined = on_joined
         self._seed = 0
         self._script: Script | None = None
         self._deals: Iterator[Deal] = iter(())
@@ -109,6 +118,7 @@ class GossipReplicas(AbstractReplicas):
     def join(self, model: State) -> None:
         if self._post.run < 0:
             self._post.mailbox.await_peers(range(2 * self.size), self._post.deadline)
+            self._on_joined()
         else:
             self.sum(torch.zeros(1))  # nobody begins anew before all have ended
         self._seed = next(self._seeds)

@@ -24,10 +24,11 @@ class Arrival(AbstractPolicy):
     bound: how many steps a rank may be ahead of the slowest; NEVER, which is infinite, for asynchronous.
     """
 
-    def __init__(self, num_workers: int, bound: float = NEVER) -> None:
+    def __init__(self, num_workers: int, bound: float = NEVER, *, is_fresh: bool = True) -> None:
         self._bound = bound
-        self._clocks = dict.fromkeys(range(num_workers), 0)  # steps that each rank has taken
-        self._expected = set(range(num_workers))  # those that have not come yet
+        # Steps that each rank has taken. A shard that was restored learns of a rank when it comes: some may be gone.
+        self._clocks = dict.fromkeys(range(num_workers), 0) if is_fresh else {}
+        self._expected = set(self._clocks)  # those that have not come yet
         self._next_step = num_workers
         self._waiting: dict[int, int] = {}  # rank -> its next step; in the order in which they asked
         self._is_stopped = False

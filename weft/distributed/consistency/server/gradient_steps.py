@@ -95,7 +95,7 @@ class GradientSteps(AbstractSteps):
                 link.push(run, step, lr, self._weight, nothing, wants=False)
         for shard, link in enumerate(links):
             if due[shard] or shard == 0:
-                self._session.take_answer(link, step + 1, wants=due[shard])
+                self._session.take_answer(link, step + 1)
             if due[shard]:
                 self._held[shard] = [None] * len(link.pieces)
         self._turn += 1

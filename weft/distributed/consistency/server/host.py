@@ -31,6 +31,7 @@ from weft.distributed.consistency.server.protocol import (
     server_address,
     with_absent,
 )
+from weft.distributed.consistency.server.reunion import find_missing
 from weft.distributed.consistency.server.weighted_sum import weighted_sum
 from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, Message
 
@@ -45,7 +46,7 @@ class HostSpec:
         inner: ranks to a host server; the last may have fewer.
         make_joins: for the seed of a training.
         run: the run folder, where it records what it joined; None to record nothing.
-        kept: a file that is there if a host server of this number has been before; None where none is restored.
+        kept: a file that is there if a host server of this number has trained before; None where none is restored.
     """
 
     host: int
@@ -133,9 +134,9 @@ class _Host:
         self._is_heir = spec.kept is not None and spec.kept.exists()
 
     def serve(self) -> Summary:
-        if self._spec.kept is not None:
-            self._spec.kept.touch()
         self._mailbox.follow_peers()
+        if self._is_heir:
+            self._gone = find_missing(self._mailbox, self._spec.ranks)
         try:
             while len(self._gone) < len(self._spec.ranks):
                 self._take_turn()
@@ -192,6 +193,8 @@ class _Host:
         if len(counts) != self._spec.num_shards:
             raise MalformedError("counts")
         self._end_training()
+        if self._spec.kept is not None:
+            self._spec.kept.touch()
         self._training = _Training(run, counts, self._spec.make_joins(seed))
         self._training.journal = self._open_journal(seed)
 

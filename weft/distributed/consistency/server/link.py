@@ -8,7 +8,8 @@ from torch import Tensor
 from weft.distributed.consistency.server.cut import Piece
 from weft.distributed.consistency.server.protocol import InitHeader, PushHeader, Tag
 from weft.distributed.group.group import AbstractWork
-from weft.distributed.mailbox import AbstractMailbox, Message
+from weft.distributed.mailbox import AbstractMailbox, AbstractReceive, Message
+from weft.errors import DeadlineError, PeerLostError
 
 __all__ = ["ShardLink"]
 
@@ -18,7 +19,11 @@ PATIENCE_SECONDS = 60.0
 
 @final
 class ShardLink:
-    """Weights that arrive are written into the parameters, which are the model's own memory."""
+    """Weights that arrive are written into the parameters, which are the model's own memory.
+
+    There is one question at a time, and its answer is asked of the mailbox before it sets out: where a server dies and
+    another is in its place before anybody looks, which knows nothing of the question, the mailbox says so.
+    """
 
     def __init__(
         self, mailbox: AbstractMailbox, address: int, pieces: Sequence[Piece], parameters: Mapping[str, Tensor]
@@ -32,6 +37,8 @@ class ShardLink:
         self.step = 0  # what the shard told this rank to take
         self.is_stopped = False
         self._under_way: list[AbstractWork] = []
+        self._answer: AbstractReceive | None = None
+        self._has_been_lost = False
         self._missing: set[str] = set()
         self._has_part = False
 
@@ -44,11 +51,11 @@ class ShardLink:
         Args:
             step: the earliest that this rank may take; None if it knows nothing yet.
         """
-        self._send(Tag.HELLO, {"run": run, "step": step, "version": self.version})
+        self._ask(Tag.WELCOME, Tag.HELLO, {"run": run, "step": step, "version": self.version})
 
     def await_welcome(self) -> tuple[int, tuple[Tensor, ...]]:
         """Take the weights that answer a greeting; the number of the training, and the buffers of rank 0."""
-        message = self._receive(Tag.WELCOME)
+        message = self._take_answer()
         for place, tensor in zip(self.places, message.tensors, strict=False):
             place.copy_(tensor)
         self._note(message)
@@ -87,41 +94,80 @@ class ShardLink:
         absent = tuple(index for index, tensor in enumerate(tensors) if tensor is None)
         header = PushHeader(run, step, self.version, lr, weight, absent, self._has_part, wants)
         given = () if self._has_part else [tensor for tensor in tensors if tensor is not None]
-        return self._send(Tag.PUSH, {**header.to_json(), **self.about}, given)
+        about = {**header.to_json(), **self.about}
+        return self._ask(Tag.WEIGHTS, Tag.PUSH, about, given, into=self.places if wants else ())
 
-    def await_weights(self, *, wants: bool = True) -> Message:
+    def await_weights(self) -> Message:
         """Take the weights that answer a push or a pull."""
-        message = self._receive(Tag.WEIGHTS, self.places if wants else ())
+        message = self._take_answer()
         self._note(message)
         return message
 
     # Beside the steps.
 
-    def ask(self, tag: Tag, run: int) -> None:
+    def tell(self, tag: Tag, run: int) -> None:
+        """What needs no answer."""
         self._send(tag, {"run": run})
 
-    def add(self, run: int, number: int, tensor: Tensor) -> Tensor:
-        """The sum over all workers that are left."""
-        self._send(Tag.SUM, {"run": run, "number": number}, [tensor])
-        return self._receive(Tag.TOTAL).tensors[0]
+    def pull(self, run: int) -> None:
+        """Ask for weights as they are now."""
+        self._ask(Tag.WEIGHTS, Tag.PULL, {"run": run}, into=self.places)
+
+    def fetch(self, run: int) -> None:
+        """Ask for the optimizer's state."""
+        self._ask(Tag.STATE, Tag.FETCH, {"run": run})
 
     def await_state(self) -> Message:
-        return self._receive(Tag.STATE)
+        return self._take_answer()
+
+    def add(self, run: int, number: int, tensor: Tensor) -> None:
+        """Give a part of a sum over all workers that are left, and ask for the total."""
+        self._ask(Tag.TOTAL, Tag.SUM, {"run": run, "number": number}, [tensor])
+
+    def await_total(self) -> Tensor:
+        return self._take_answer().tensors[0]
 
     def await_return(self) -> None:
         """Wait until a server that was lost is there again."""
-        self._under_way = []
-        self._mailbox.await_peers([self.address], self._mailbox.clock.now() + PATIENCE_SECONDS)
+        self._under_way, self._has_been_lost = [], True
+        try:
+            self._mailbox.await_peers([self.address], self._mailbox.clock.now() + PATIENCE_SECONDS)
+        except DeadlineError:
+            about = f"peer: {self.address}, waited: {PATIENCE_SECONDS:g} s"
+            text = f"server is lost, and none came in its place ({about}); resume the run from its checkpoint"
+            raise PeerLostError(text, self.address) from None
+
+    def _ask(
+        self,
+        expected: Tag,
+        tag: Tag,
+        header: Mapping[str, object],
+        tensors: Sequence[Tensor] = (),
+        *,
+        into: Sequence[Tensor] | None = None,
+    ) -> int:
+        if self._answer is not None:
+            self._answer.cancel()
+        # A server that was taken for lost may have heard the question, and answers the same one twice.
+        while self._has_been_lost and self._mailbox.poll(expected, self.address) is not None:
+            pass
+        self._answer = self._mailbox.start_receive(expected, self.address, into=into)
+        return self._send(tag, header, tensors)
+
+    def _take_answer(self) -> Message:
+        answer, self._answer = self._answer, None
+        assert answer is not None, "a question comes first"
+        under_way, self._under_way = self._under_way, []
+        try:
+            for work in under_way:
+                work.wait()
+            return answer.wait()
+        finally:
+            answer.cancel()
 
     def _send(self, tag: Tag, header: Mapping[str, object], tensors: Sequence[Tensor] = ()) -> int:
         self._under_way.append(self._mailbox.start_send(self.address, tag, header, tensors))
         return sum(tensor.nbytes for tensor in tensors)
-
-    def _receive(self, tag: Tag, into: Sequence[Tensor] | None = None) -> Message:
-        under_way, self._under_way = self._under_way, []
-        for work in under_way:
-            work.wait()
-        return self._mailbox.receive(tag, self.address, into=into)
 
     def _note(self, message: Message) -> None:
         self.version = int(message.header["version"])

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import final
 
@@ -21,6 +20,7 @@ from weft.distributed.consistency.server.protocol import (
     read_int,
     with_absent,
 )
+from weft.distributed.consistency.server.reunion import find_missing
 from weft.distributed.consistency.server.shard import Contribution, Shard
 from weft.distributed.consistency.server.training import ServerSpec, Training
 from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, Message
@@ -30,9 +30,6 @@ __all__ = ["serve"]
 
 MOST_AGES = 4000
 """Different stalenesses that are told to a worker."""
-
-REUNION_SECONDS = 2.0
-"""How long a server that takes the place of another looks for the workers of the run."""
 
 
 def serve(mailbox: AbstractMailbox, spec: ServerSpec) -> Summary:
@@ -52,8 +49,8 @@ class _Server:
         self._owed: dict[int, list[Release]] = {}  # by the address of a host server, what to tell it
 
     def serve(self) -> Summary:
-        self._restore()
         self._mailbox.follow_peers()
+        self._restore()
         try:
             while len(self._gone) < self._spec.num_workers:
                 self._take_turn()
@@ -105,7 +102,7 @@ class _Server:
             case Tag.STOP:
                 self._carry_out(self._current.policy.stop())
             case Tag.END:
-                self._carry_out(self._current.policy.leave(message.source, self._now))
+                self._end_rank(message.source)
             case Tag.SUM:
                 self._add_to_sum(message)
             case Tag.PULL:
@@ -158,6 +155,13 @@ class _Server:
 
     def _take_push(self, message: Message) -> None:
         header, rank, training = PushHeader.read(message.header), message.source, self._current
+        if rank not in training.met:  # it was let go by a server that is lost, and so are the weights it used
+            self._gone.discard(rank)
+            training.parts.pop(rank, None)  # what set out before may be with the lost one
+            self._note_wish(rank, header)
+            self._count_lost(header.version)
+            self._carry_out(training.policy.arrive(rank, header.step + 1, self._now))
+            return
         tensors = message.tensors
         if header.in_part:
             step, tensors = training.parts.pop(rank, (-1, ()))
@@ -166,18 +170,16 @@ class _Server:
         given = with_absent(tensors, header.absent, len(self._shard.weights))
         if not self._shard.accepts(given):
             raise MalformedError("tensors")
-        if not header.wants:
-            training.content.add(rank)
-        if rank not in training.met:  # it was let go by a server that is lost, and so are the weights it used
-            self._count_lost(header.version)
-            self._carry_out(training.policy.arrive(rank, header.step + 1, self._now))
-            return
         if not training.expects(rank, header.step):
             self._refused["duplicate"] += 1
             return
+        self._note_wish(rank, header)
         version = training.take_version(rank, header.step)
         training.pending[rank, header.step] = Contribution(rank, header.step, version, header.weight, header.lr, given)
         self._carry_out(training.policy.push(rank, header.step, self._now))
+
+    def _note_wish(self, rank: int, header: PushHeader) -> None:
+        (self._current.content.discard if header.wants else self._current.content.add)(rank)
 
     def _take_forward(self, message: Message) -> None:
         """What a host server joined. All of it is used, or nothing."""
@@ -193,6 +195,7 @@ class _Server:
         if any(rank not in training.met for rank, _ in header.pushes):  # let go by a server that is lost
             self._count_lost(header.version)
             present = [(rank, step) for rank, step in header.pushes if rank not in self._gone]
+            self._owed.setdefault(message.source, [])  # also if all of them have died meanwhile
             training.behind |= {rank: message.source for rank, _ in present}
             self._carry_out([d for r, step in present for d in training.policy.arrive(r, step + 1, self._now)])
             return
@@ -207,6 +210,12 @@ class _Server:
             rank, step, versions[0], weight, header.lr, given, others=tuple(versions[1:])
         )
         self._carry_out(training.policy.push(rank, step, self._now, others))
+
+    def _end_rank(self, rank: int) -> None:
+        training = self._current
+        self._carry_out(training.policy.leave(rank, self._now))
+        training.ended.add(rank)
+        training.keep(is_due=len(training.ended | self._gone) == self._spec.num_workers)  # what all will end with
 
     def _add_to_sum(self, message: Message) -> None:
         number, sums = read_int(message.header, "number"), self._current.sums
@@ -330,7 +339,4 @@ class _Server:
             return
         self._training = Training(self._mailbox, self._spec, found.header, found.weights, found.buffers, is_fresh=False)
         self._training.restore(found)
-        workers = range(self._spec.num_workers)
-        with suppress(DeadlineError):  # some may have died before
-            self._mailbox.await_peers(workers, self._now + REUNION_SECONDS)
-        self._gone = set(workers) - self._mailbox.peers().keys()
+        self._gone = find_missing(self._mailbox, range(self._spec.num_workers))

@@ -1,7 +1,8 @@
 """A worker's side of all shards: how it begins, whom it asks, what it hears, and how it ends."""
 
-from collections.abc import Mapping, Sequence
-from typing import final
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from weft.graph import State
 from weft.training.optimizers import OptimizerState, Shared
 
 __all__ = ["Session"]
+
+Answer = TypeVar("Answer")
 
 
 @final
@@ -43,6 +46,7 @@ class Session:
         self.links: list[ShardLink] = []
         self._host: ShardLink | None = None
         self.has_ended = False
+        self._wishes_stop = False
         self._num_sums = 0
 
     # Beginning.
@@ -79,45 +83,70 @@ class Session:
         self._begin(slots, updates, self._settings.first_after(step))
 
     def _begin(self, slots: Mapping[str, Mapping[str, Tensor]], updates: int, step: int | None) -> None:
-        self.run, self.has_ended, self._num_sums = self.run + 1, False, 0
+        self.run, self.has_ended, self._wishes_stop, self._num_sums = self.run + 1, False, False, 0
         write(self.places, self.parameters)
-        if self.mailbox.address == 0:
-            self._initialise(slots, updates)
+        self._initialise(self.links, slots, updates)
+
+        def begin_again(link: ShardLink) -> None:
+            self._initialise([link], slots, updates)
+            link.say_hello(self.run, step)
+
         # Shard 0 first: where all are about to end it takes nobody back, and no other shard may wait for this rank.
-        self.greet(self.links[:1], step)
-        self.greet(self.links[1:], step)
+        self._meet(self.links[:1], step, begin_again)
+        self._meet(self.links[1:], step, begin_again)
         write(self.parameters, self.places)
 
-    def _initialise(self, slots: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
+    def _initialise(self, links: Sequence[ShardLink], slots: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
+        """What rank 0 begins with goes to the shards."""
+        for link in links if self.mailbox.address == 0 else ():
+            self._initialise_shard(link, slots, updates)
+
+    def _initialise_shard(self, link: ShardLink, slots: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
         total = sum(parameter.numel() for parameter in self.parameters.values())
-        for number, link in enumerate(self.links):
-            own = [
-                (i, slot, piece.of(tensor) if tensor.shape == self.parameters[piece.name].shape else tensor)
-                for i, piece in enumerate(link.pieces)
-                for slot, tensor in slots.get(piece.name, {}).items()
-            ]
-            buffers = [buffer.detach() for buffer in self._model.buffers.values()] if number == 0 else []
-            header = InitHeader(
-                run=self.run,
-                seed=self._seed,
-                fraction=sum(piece.end - piece.begin for piece in link.pieces) / max(1, total),
-                num_pieces=len(link.pieces),
-                num_buffers=len(buffers),
-                slots=tuple((index, slot) for index, slot, _ in own),
-                updates=updates,
-                clip_norm=None if self._settings.clips_own else self._settings.clip_norm,
-            )
-            link.initialise(header, [*(tensor for _, _, tensor in own), *buffers])
+        own = [
+            (i, slot, piece.of(tensor) if tensor.shape == self.parameters[piece.name].shape else tensor)
+            for i, piece in enumerate(link.pieces)
+            for slot, tensor in slots.get(piece.name, {}).items()
+        ]
+        buffers = [buffer.detach() for buffer in self._model.buffers.values()] if link is self.links[0] else []
+        header = InitHeader(
+            run=self.run,
+            seed=self._seed,
+            fraction=sum(piece.end - piece.begin for piece in link.pieces) / max(1, total),
+            num_pieces=len(link.pieces),
+            num_buffers=len(buffers),
+            slots=tuple((index, slot) for index, slot, _ in own),
+            updates=updates,
+            clip_norm=None if self._settings.clips_own else self._settings.clip_norm,
+        )
+        link.initialise(header, [*(tensor for _, _, tensor in own), *buffers])
 
     def greet(self, links: Sequence[ShardLink], step: int | None) -> None:
         """Ask for weights, and wait for them."""
+        self._meet(links, step, lambda link: link.say_hello(self.run, step))
+
+    def _meet(self, links: Sequence[ShardLink], step: int | None, greet_heir: Callable[[ShardLink], None]) -> None:
         for link in links:
             link.say_hello(self.run, step)
         for link in links:
-            self.run, buffers = link.await_welcome()
+            self.run, buffers = self._hear(link, link.await_welcome, partial(greet_heir, link))
             with torch.no_grad():
                 for buffer, tensor in zip(self._model.buffers.values(), buffers, strict=False):
                     buffer.copy_(tensor)
+
+    def _hear(self, link: ShardLink, await_answer: Callable[[], Answer], ask_again: Callable[[], None]) -> Answer:
+        """What a shard answers. If it is lost, the one that is restored in its place is asked again."""
+        while True:
+            try:
+                return await_answer()
+            except PeerLostError:
+                self._await_return(link)
+                ask_again()
+
+    def _await_return(self, link: ShardLink) -> None:
+        link.await_return()
+        if self._wishes_stop and link is self.links[0]:  # the one before it may have had no time to hear it
+            link.tell(Tag.STOP, self.run)
 
     # Steps.
 
@@ -131,12 +160,12 @@ class Session:
         """Shard 0 gives out the work."""
         return self.links[0].step
 
-    def take_answer(self, link: ShardLink, step: int, *, wants: bool = True) -> Message | None:
+    def take_answer(self, link: ShardLink, step: int) -> Message | None:
         """Wait for an answer; of a server that is lost, for the one in its place, whose welcome has its weights."""
         try:
-            message = link.await_weights(wants=wants)
+            message = link.await_weights()
         except PeerLostError:
-            link.await_return()
+            self._await_return(link)
             self.greet([link] if link in self.links else self.links, step)
             return None
         if link is self._host:
@@ -151,24 +180,28 @@ class Session:
 
     def stop(self) -> None:
         """Have all ranks stop."""
-        self.links[0].ask(Tag.STOP, self.run)
+        self._wishes_stop = True
+        self.links[0].tell(Tag.STOP, self.run)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Over all workers that are left. Whoever asks takes no more steps."""
         if not self.has_ended:
             self.has_ended = True
             for link in self.links:
-                link.ask(Tag.END, self.run)
+                link.tell(Tag.END, self.run)
         self._num_sums += 1
-        return self.links[0].add(self.run, self._num_sums, tensor)
+        first = self.links[0]
+        give = partial(first.add, self.run, self._num_sums, tensor)
+        give()
+        return self._hear(first, first.await_total, give)
 
     def fetch_state(self, state: OptimizerState) -> OptimizerState:
         """The optimizer state that the servers keep, in place of this rank's."""
         found: dict[str, dict[str, list[tuple[Piece, Tensor]]]] = {name: {} for name in state.slots}
         for link in self.links:
-            link.ask(Tag.FETCH, self.run)
+            link.fetch(self.run)
         for link in self.links:
-            message = link.await_state()
+            message = self._hear(link, link.await_state, partial(link.fetch, self.run))
             shared = Shared(*(torch.tensor(float(message.header[k]), dtype=torch.float64) for k in ("lr", "updates")))
             for (index, slot), tensor in zip(message.header["slots"], message.tensors, strict=True):
                 piece = link.pieces[index]
@@ -182,8 +215,8 @@ class Session:
     def take_last_weights(self) -> Summary:
         """Those that the shards hold now, and what shard 0 knows of the whole training."""
         for link in self.links:
-            link.ask(Tag.PULL, self.run)
-        first, *_ = [link.await_weights() for link in self.links]
+            link.pull(self.run)
+        first, *_ = [self._hear(link, link.await_weights, partial(link.pull, self.run)) for link in self.links]
         ages = {int(age): int(count) for age, count in first.header["staleness"]}
         staleness = tuple(ages.get(age, 0) for age in range(max(ages, default=-1) + 1))
         return Summary(

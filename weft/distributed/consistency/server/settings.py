@@ -98,10 +98,10 @@ def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | Non
 def make_policy(consistency: Choice, num_workers: int, *, is_fresh: bool = True) -> AbstractPolicy:
     """The policy of every shard; not fresh for one that takes the place of a shard that was lost."""
     if consistency.name in ("async", "elastic"):
-        return Arrival(num_workers)
+        return Arrival(num_workers, is_fresh=is_fresh)
     if consistency.name == "stale":
         if consistency["commit"] == "arrival":
-            return Arrival(num_workers, float(consistency["bound"]))
+            return Arrival(num_workers, float(consistency["bound"]), is_fresh=is_fresh)
         return Rounds(num_workers, bound=int(consistency["bound"]), is_fresh=is_fresh)
     text = str(consistency["deadline"])
     seconds = None if text == "adaptive" else float("inf") if text == "none" else float(text)

@@ -100,6 +100,7 @@ class Training:
         self.told: dict[int, Release] = {}  # what each rank was last let go with; nothing while it waits
         self.last_step: dict[int, int] = {}
         self.met: set[int] = set()  # ranks that this server has let go before
+        self.ended: set[int] = set()  # ranks that take no more steps
         self.greeted: set[int] = set()  # ranks whose answer is a welcome
         self.content: set[int] = set()  # ranks whose answer needs no weights
         self.found: dict[int, tuple[Tensor, ...]] = {}  # the centre as a visitor found it, which is its answer

@@ -1,7 +1,7 @@
 """A worker of parameter servers: it waits for no other worker unless a server says so."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import final
 
@@ -33,11 +33,19 @@ class ServedReplicas(AbstractReplicas):
 
     Args:
         seeds: of the trainings to come, in order; what servers record is filed under them.
+        on_joined: called when all servers know this worker.
     """
 
-    def __init__(self, mailbox: AbstractMailbox, settings: Settings, seeds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        mailbox: AbstractMailbox,
+        settings: Settings,
+        seeds: Sequence[int],
+        on_joined: Callable[[], None] = lambda: None,
+    ) -> None:
         self._mailbox = mailbox
         self._settings = settings
+        self._on_joined = on_joined
         self._session = Session(mailbox, settings, seeds)
         self._steps = _make_steps(self._session, settings)
         self._weight = 0.0
@@ -57,6 +65,7 @@ class ServedReplicas(AbstractReplicas):
 
     def join(self, model: State) -> None:
         self._session.join(model)
+        self._on_joined()
         self._steps.start()
 
     # Steps.
