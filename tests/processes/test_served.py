@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from weft.distributed.consistency.server import audit_arrival, read_decisions, read_summary
+from weft.engines.program import has_joined
 from weft.errors import RunFolderError
 from weft.metrics.record_file import read_record
 
@@ -46,14 +47,21 @@ def children_of(process: subprocess.Popen[bytes]) -> dict[int, int]:
     return found
 
 
-def kill_when_under_way(process: subprocess.Popen[bytes], run: Path, rank: int) -> None:
-    """Kill a rank with -9 after some steps."""
+def meeting_of(child: int) -> Path:
+    """The folder that a rank was started with, the last word of its command."""
+    return Path(os.fsdecode(Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[-2]))
+
+
+def kill_when_under_way(process: subprocess.Popen[bytes], run: Path, rank: int, *, is_server: bool = False) -> None:
+    """Kill a rank with -9 after some steps of rank 0, when the others know it too: ranks do not start together."""
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline and process.poll() is None:
         log = run / "log.jsonl"
         if log.exists() and log.read_bytes().count(b'"StepEnded"') >= 10:
-            os.kill(children_of(process)[rank], signal.SIGKILL)
-            return
+            child = children_of(process)[rank]
+            if is_server or has_joined(meeting_of(child), rank):
+                os.kill(child, signal.SIGKILL)
+                return
         time.sleep(0.002)
     raise AssertionError("the run did not get under way")
 
@@ -117,7 +125,7 @@ def test_a_worker_and_a_server_that_are_killed(tmp_path: Path) -> None:
     settings = ["--set", "epochs=4", "--set", "batch_size=32", "--quiet"]
     process = start("run", "digits_mlp", "--plan", plan, *settings, "--out", str(run))
     kill_when_under_way(process, run, 1)
-    kill_when_under_way(process, run, 3)
+    kill_when_under_way(process, run, 3, is_server=True)
     finish(process)
     assert read_record(run).repetitions[0].status == "done"
     lines = [json.loads(line) for line in (run / "decisions/seed-0/shard-0.jsonl").read_text().splitlines()]
