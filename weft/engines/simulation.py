@@ -1,7 +1,6 @@
 """Training on the virtual cluster: the code that real ranks run, real mathematics, virtual time."""
 
 import math
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from weft.distributed.group.virtual import TEN_GIGABIT, Span, die, run_virtual
 from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, VirtualMailbox
 from weft.distributed.placement import carry_out
 from weft.engines.computation import ChargingOptimizer, ComputeModel, charge_task, spread_evenly
+from weft.engines.one_core import use_one_core
 from weft.engines.pace import Pace
 from weft.engines.pairing import Pairing
 from weft.engines.proving import use_threads
@@ -260,21 +260,6 @@ def _with_idle(record: RunRecord, idle: Sequence[Sequence[float]]) -> RunRecord:
         values = {**repetition.values, "idle_share": fmean(share for share in shares if not math.isnan(share))}
         repetitions.append(replace(repetition, values=values, series={**repetition.series, "idle_share": shares}))
     return replace(record, repetitions=tuple(repetitions))
-
-
-@contextmanager
-def use_one_core() -> Iterator[None]:
-    """Keep this thread, and those that it starts, on one core: only one of them ever runs, and to wake it on another
-    core takes longer than most of what it then does. Two processes choose different cores where they can."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {sorted(before)[os.getpid() % len(before)]})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def clock_rules(network: NetworkModel, compute: ComputeModel, stragglers: Sequence[Straggler] = ()) -> str:
