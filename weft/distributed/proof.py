@@ -9,7 +9,7 @@ one process and adds their gradients in the order of ranks:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,10 +27,12 @@ from weft.training.replicas import AbstractReplicas, Update
 from weft.training.sampling import SamplerState, share
 
 __all__ = [
+    "Comparison",
     "Proof",
     "Trace",
     "add_weighted",
     "begin_late",
+    "compare_all",
     "compare_traces",
     "copy_of",
     "gradients_at",
@@ -147,19 +149,40 @@ def compare_traces(ranks: Sequence[Trace], reference: Trace, tolerance: float = 
             if name is not None:
                 finding = f"replicas differ after step {step + 1}: {name} of rank {rank} is not that of rank 0"
                 return Proof(False, False, num_steps, math.inf, tolerance, finding)
+    held = ((f"after step {step + 1}, ", ranks[0][step], reference[step]) for step in range(num_steps))
+    compared = compare_all(held, tolerance)
+    if compared.off:
+        return Proof(False, False, num_steps, compared.largest, tolerance, compared.off)
+    finding = f"{len(ranks)} ranks gave the parameters of one rank after each of {num_steps} steps, {compared.how}"
+    return Proof(True, compared.is_bitwise, num_steps, compared.largest, tolerance, finding)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Tensors that were found against those that were expected; `off` tells the first that is not within tolerance."""
+
+    largest: float
+    is_bitwise: bool
+    off: str = ""
+
+    @property
+    def how(self) -> str:
+        return "to the last bit" if self.is_bitwise else f"to {self.largest:.2g} of each tensor's largest value"
+
+
+def compare_all(held: Iterable[tuple[str, Mapping[str, Tensor], Mapping[str, Tensor]]], tolerance: float) -> Comparison:
+    """Args:
+    held: where, what was found and what was expected.
+    """
     largest, is_bitwise = 0.0, True
-    for step in range(num_steps):
-        for name, expected in reference[step].items():
-            found = ranks[0][step][name]
-            is_bitwise = is_bitwise and torch.equal(found, expected)
-            error, where = relative_error(found, expected)
+    for where, found, expected in held:
+        for name, tensor in expected.items():
+            is_bitwise = is_bitwise and torch.equal(found[name], tensor)
+            error, place = relative_error(found[name], tensor)
             largest = max(largest, error)
             if not error <= tolerance:
-                finding = f"after step {step + 1}, {name}{where} is off by {error:.3g} of its largest value"
-                return Proof(False, False, num_steps, largest, tolerance, finding)
-    how = "to the last bit" if is_bitwise else f"to {largest:.2g} of each tensor's largest value"
-    finding = f"{len(ranks)} ranks gave the parameters of one rank after each of {num_steps} steps, {how}"
-    return Proof(True, is_bitwise, num_steps, largest, tolerance, finding)
+                return Comparison(largest, False, f"{where}{name}{place} is off by {error:.3g} of its largest value")
+    return Comparison(largest, is_bitwise)
 
 
 def _first_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str | None:

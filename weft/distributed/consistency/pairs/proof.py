@@ -15,12 +15,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from weft.distributed.consistency.equations import Replica, clone
 from weft.distributed.consistency.pairs.events import NOBODY, Deal, Event, Look, Mean, Mix, Pair, Step
-from weft.distributed.proof import Proof, Trace, copy_of, gradients_at, random_of, relative_error
+from weft.distributed.proof import Proof, Trace, compare_all, copy_of, gradients_at, random_of
 from weft.errors import CorruptFileError
 from weft.planning.gossip_graphs import Split
 from weft.training.build import build_task
@@ -178,22 +177,15 @@ def compare_pairs(
             finding = f"rank {rank} did not trace the steps and tensors that it recorded"
             return Proof(False, False, num_steps, math.inf, tolerance, finding)
     held = [
-        (f"after step {turn + 1} of rank {rank}", found, expected)
+        (f"after step {turn + 1} of rank {rank}, ", found, expected)
         for rank, (trace, reference) in enumerate(zip(ranks, references, strict=True))
         for turn, (found, expected) in enumerate(zip(trace, reference, strict=True))
     ]
-    largest, is_bitwise = 0.0, True
-    for where, found, expected in [*held, ("in the mean of all ranks", *means)]:
-        for name, tensor in expected.items():
-            is_bitwise = is_bitwise and torch.equal(found[name], tensor)
-            error, place = relative_error(found[name], tensor)
-            largest = max(largest, error)
-            if not error <= tolerance:
-                finding = f"{where}, {name}{place} is off by {error:.3g} of its largest value"
-                return Proof(False, False, num_steps, largest, tolerance, finding)
-    how = "to the last bit" if is_bitwise else f"to {largest:.2g} of each tensor's largest value"
-    finding = f"{len(ranks)} ranks averaged by the equations for {num_steps} steps in all, {how}"
-    return Proof(True, is_bitwise, num_steps, largest, tolerance, finding)
+    compared = compare_all([*held, ("in the mean of all ranks, ", *means)], tolerance)
+    if compared.off:
+        return Proof(False, False, num_steps, compared.largest, tolerance, compared.off)
+    finding = f"{len(ranks)} ranks averaged by the equations for {num_steps} steps in all, {compared.how}"
+    return Proof(True, compared.is_bitwise, num_steps, compared.largest, tolerance, finding)
 
 
 def _clone_state(state: OptimizerState) -> OptimizerState:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from weft.distributed.consistency.equations import Replica, clone
@@ -12,7 +11,7 @@ from weft.distributed.consistency.server.cut import cut_evenly
 from weft.distributed.consistency.server.decisions import Commit, Decision
 from weft.distributed.consistency.server.gradient_equations import Computed, Setup, follow_gradients
 from weft.distributed.consistency.server.settings import may_cut
-from weft.distributed.proof import Proof, copy_of, gradients_at, random_of, relative_error
+from weft.distributed.proof import Proof, compare_all, copy_of, gradients_at, random_of
 from weft.graph import State
 from weft.specs import Plan
 from weft.training.build import build_optimizer, build_task
@@ -75,14 +74,9 @@ def compare_ends(
         odd = min(found.keys() ^ expected.keys())
         finding = f"servers and equations differ in what they keep ({odd})"
         return Proof(False, False, num_updates, math.inf, tolerance, finding)
-    largest, is_bitwise = 0.0, True
-    for name, tensor in expected.items():
-        is_bitwise = is_bitwise and torch.equal(found[name], tensor)
-        error, where = relative_error(found[name], tensor)
-        largest = max(largest, error)
-        if not error <= tolerance:
-            finding = f"{name}{where} is off by {error:.3g} of its largest value, by the equations of what was recorded"
-            return Proof(False, False, num_updates, largest, tolerance, finding)
-    how = "to the last bit" if is_bitwise else f"to {largest:.2g} of each tensor's largest value"
-    finding = f"{what} where the equations lead from {num_updates} recorded updates, {how}"
-    return Proof(True, is_bitwise, num_updates, largest, tolerance, finding)
+    compared = compare_all([("", found, expected)], tolerance)
+    if compared.off:
+        finding = f"{compared.off}, by the equations of what was recorded"
+        return Proof(False, False, num_updates, compared.largest, tolerance, finding)
+    finding = f"{what} where the equations lead from {num_updates} recorded updates, {compared.how}"
+    return Proof(True, compared.is_bitwise, num_updates, compared.largest, tolerance, finding)
