@@ -6,7 +6,6 @@ the equations   the record, in one process                                      
 """
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,12 +17,12 @@ from weft.distributed.proof import Proof, Trace, copy_of
 from weft.engines.local import run_ranks, threads_per_rank
 from weft.engines.place import find_place
 from weft.engines.program import Program
-from weft.engines.proving import use_threads
+from weft.engines.proving import begin_apart, use_threads
 from weft.engines.serving import Service, tolerance_of, use_replicas
 from weft.planning.gossip_graphs import make_split
 from weft.specs import parse_plan
 from weft.torch_private import use_determinism
-from weft.training.build import build_splits, build_task, check_recipe
+from weft.training.build import build_splits, check_recipe
 from weft.training.datasets import Splits
 from weft.training.events import Event
 from weft.training.loop import TrainingState, train
@@ -71,12 +70,7 @@ def trace_training(
 ) -> tuple[Trace, dict[str, Tensor]]:
     """Train some global batches as one of the ranks, which begin with other weights than rank 0: its own after each of
     its steps, and at the end the mean of all."""
-    task, state = build_task(recipe, splits, seed, replicas)
-    task = replace(task, total_samples=num_steps * task.sampler.batch_size, target=None)
-    with torch.no_grad():
-        for parameter in state.model.parameters.values():
-            parameter.add_(replicas.rank)
-    replicas.join(state.model)
+    task, state = begin_apart(recipe, splits, seed, num_steps, replicas)
     trace: Trace = []
 
     def keep(after: TrainingState) -> None:

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,10 +18,13 @@ from weft.engines.place import find_place
 from weft.engines.program import Program
 from weft.specs import parse_plan
 from weft.torch_private import use_determinism
-from weft.training.build import build_splits, check_recipe
+from weft.training.build import build_splits, build_task, check_recipe
+from weft.training.datasets import Splits
+from weft.training.loop import Task, TrainingState
 from weft.training.recipe import Recipe
+from weft.training.replicas import AbstractReplicas
 
-__all__ = ["prove", "trace_rank"]
+__all__ = ["begin_apart", "prove", "trace_rank"]
 
 
 def prove(recipe: Recipe, *, seed: int = 0, num_steps: int = 5, tolerance: float = 1e-5) -> Proof:
@@ -45,6 +49,19 @@ def prove(recipe: Recipe, *, seed: int = 0, num_steps: int = 5, tolerance: float
             return compare_replicas(traces, references, tolerance)
         reference = trace_reference(recipe, splits, seed, num_steps, plan.num_ranks)
     return compare_traces(traces, reference, tolerance)
+
+
+def begin_apart(
+    recipe: Recipe, splits: Splits, seed: int, num_steps: int, replicas: AbstractReplicas
+) -> tuple[Task, TrainingState]:
+    """Some global batches for one of the ranks, which begin with other weights than rank 0: joining must mend that."""
+    task, state = build_task(recipe, splits, seed, replicas)
+    task = replace(task, total_samples=num_steps * task.sampler.batch_size, target=None)
+    with torch.no_grad():
+        for parameter in state.model.parameters.values():
+            parameter.add_(replicas.rank)
+    replicas.join(state.model)
+    return task, state
 
 
 @contextmanager

@@ -30,12 +30,12 @@ from weft.distributed.proof import Proof, copy_of
 from weft.engines.local import run_ranks, threads_per_rank
 from weft.engines.place import find_place
 from weft.engines.program import Program
-from weft.engines.proving import use_threads
+from weft.engines.proving import begin_apart, use_threads
 from weft.engines.serving import Service, tolerance_of, use_replicas
 from weft.errors import CorruptFileError
 from weft.specs import Plan, parse_plan
 from weft.torch_private import use_determinism
-from weft.training.build import build_splits, build_task, check_recipe
+from weft.training.build import build_splits, check_recipe
 from weft.training.datasets import Splits
 from weft.training.events import Listener
 from weft.training.loop import train
@@ -150,12 +150,7 @@ def trace_training(
 ) -> dict[str, Tensor]:
     """Train some global batches as one of the ranks, which begin with other weights than rank 0; the parameters and the
     optimizer's slots when all have ended."""
-    task, state = build_task(recipe, splits, seed, replicas)
-    task = replace(task, total_samples=num_steps * task.sampler.batch_size, target=None)
-    with torch.no_grad():
-        for parameter in state.model.parameters.values():
-            parameter.add_(replicas.rank)
-    replicas.join(state.model)
+    task, state = begin_apart(recipe, splits, seed, num_steps, replicas)
     state, _ = train(task, state, emit=emit, save=lambda _state: None)
     replicas.sum(torch.zeros(1))
     with replicas.use_consensus(state.model):
