@@ -29,6 +29,7 @@ def finish(process: subprocess.Popen[bytes]) -> str:
         _, errors = process.communicate(timeout=DEADLINE)
     finally:
         process.kill()  # one that is late, and with it all its ranks
+        process.wait()
     assert process.returncode in (0, 1), errors.decode()
     return errors.decode()
 

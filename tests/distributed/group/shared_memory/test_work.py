@@ -134,3 +134,24 @@ def test_messages_pass_collectives_that_wait(run_ranks: Run, compiled: bool) -> 
         return float(tensor)
 
     assert run_ranks(program, 2, compiled=compiled) == [2.0, 2.0]
+
+
+def test_messages_of_many_lengths_in_a_row_keep_apart(run_ranks: Run, compiled: bool) -> None:
+    """More of them than a channel holds: what is freed for the next message says nothing of the last one any more."""
+    lengths = [1 + 97 * number % 64 for number in range(200)]
+
+    def program(group: SharedMemoryGroup) -> int:
+        wrong = 0
+        for _ in range(40 if compiled else 2):
+            if group.rank == 0:
+                works = [group.start(Send(torch.full((length,), float(length)), 1)) for length in lengths]
+            else:
+                arrivals = [torch.zeros(length) for length in lengths]
+                works = [group.start(Recv(arrival, 0)) for arrival in arrivals]
+            for work in works:
+                work.wait()
+            if group.rank == 1:
+                wrong += sum(bool((arrival != len(arrival)).any()) for arrival in arrivals)
+        return wrong
+
+    assert run_ranks(program, 2, compiled=compiled) == [0, 0]

@@ -108,10 +108,11 @@ class Channels {
             const Packet& packet = segment_.packet(from, rank_, number);
             if (!peer.target && !peer.unasked) open_message(peer, packet);
             unpack(peer, packet);
-            channel.received.value.store(number + 1, std::memory_order_release);
+            const bool is_whole = peer.arrived == packet.total;
+            channel.received.value.store(number + 1, std::memory_order_release);  // from here on the packet is the peer's
             ring_(ringer_, rank_);
             moved = true;
-            if (peer.arrived == packet.total) close_message(peer, finish);
+            if (is_whole) close_message(peer, finish);
         }
         return moved;
     }

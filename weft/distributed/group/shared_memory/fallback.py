@@ -339,7 +339,7 @@ class PythonEngine(AbstractEngine):
         inbox, source = self._inboxes[request.root], request.root
         while True:
             for index, (tag, message) in enumerate(inbox.aside):
-                if tag == request.tag:
+                if tag == request.tag and self._is_first_recv(request):
                     del inbox.aside[index]
                     if len(message) != request.length:
                         raise _MismatchError(source)
@@ -348,6 +348,12 @@ class PythonEngine(AbstractEngine):
             if not inbox.is_busy:
                 yield from self._read_message(inbox, source)
             yield source
+
+    def _is_first_recv(self, request: Request) -> bool:
+        """Of those from this peer with this tag. A later one may look while the first has not had its turn yet."""
+        alike = (codes.RECV, request.root, request.tag)
+        others = (call.request for call in self._messages)
+        return next(o for o in others if (o.kind, o.root, o.tag) == alike) is request
 
     def _read_message(self, inbox: _Inbox, source: int) -> Iterator[int]:
         """Put the next message of a peer aside, from where the recv that started first takes it."""
