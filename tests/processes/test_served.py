@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,18 +54,27 @@ def meeting_of(child: int) -> Path:
     return Path(os.fsdecode(Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[-2]))
 
 
-def kill_when_under_way(process: subprocess.Popen[bytes], run: Path, rank: int, *, is_server: bool = False) -> None:
-    """Kill a rank with -9 after some steps of rank 0, when the others know it too: ranks do not start together."""
+def wait_until(process: subprocess.Popen[bytes], is_so: Callable[[], bool], otherwise: str) -> None:
+    """Look again and again while the run goes on, up to a deadline."""
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline and process.poll() is None:
-        log = run / "log.jsonl"
-        if log.exists() and log.read_bytes().count(b'"StepEnded"') >= 10:
-            child = children_of(process)[rank]
-            if is_server or has_joined(meeting_of(child), rank):
-                os.kill(child, signal.SIGKILL)
-                return
+        if is_so():
+            return
         time.sleep(0.002)
-    raise AssertionError("the run did not get under way")
+    raise AssertionError(otherwise)
+
+
+def kill_when_under_way(process: subprocess.Popen[bytes], run: Path, rank: int, *, is_server: bool = False) -> None:
+    """Kill a rank with -9 after some steps of rank 0, when the others know it too: ranks do not start together."""
+    log = run / "log.jsonl"
+
+    def is_under_way() -> bool:
+        if not log.exists() or log.read_bytes().count(b'"StepEnded"') < 10:
+            return False
+        return is_server or has_joined(meeting_of(children_of(process)[rank]), rank)
+
+    wait_until(process, is_under_way, "the run did not get under way")
+    os.kill(children_of(process)[rank], signal.SIGKILL)
 
 
 @pytest.mark.slow
@@ -135,16 +145,10 @@ def test_a_worker_and_a_server_that_are_killed(tmp_path: Path) -> None:
     assert summary is not None and summary.lost > 0
 
 
-def wait_for_updates_of_one_who_returned(process: subprocess.Popen[bytes], journal: Path, rank: int) -> None:
-    """Return when a shard has taken a rank back, and has used a gradient of it since."""
-    deadline = time.monotonic() + DEADLINE
-    while time.monotonic() < deadline and process.poll() is None:
-        before, joined, after = journal.read_text().partition(f'["join",{rank}]\n')
-        if joined and f'["commit",[{rank},' in after:
-            assert f'["leave",{rank}]' in before
-            return
-        time.sleep(0.05)
-    raise AssertionError("the worker did not return")
+def has_returned(rank: int, journal: str) -> bool:
+    """Whether a shard lost this rank, took it back, and has used a gradient of it since."""
+    before, _, after = journal.partition(f'["join",{rank}]\n')
+    return f'["leave",{rank}]' in before and f'["commit",[{rank},' in after
 
 
 @pytest.mark.slow
@@ -154,13 +158,15 @@ def test_a_worker_that_is_killed_is_started_again(tmp_path: Path) -> None:
     plan = "data=3 consistency=async topology=server"
     settings = ["--set", "epochs=100000", "--set", "batch_size=32", "--quiet", "--restarts", "1"]
     process = start("run", "digits_mlp", "--plan", plan, *settings, "--out", str(run))
+    journal = run / "decisions/seed-0/shard-0.jsonl"
     try:
         kill_when_under_way(process, run, 1)
-        wait_for_updates_of_one_who_returned(process, run / "decisions/seed-0/shard-0.jsonl", 1)
+        wait_until(process, lambda: has_returned(1, journal.read_text()), "the worker did not return")
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=DEADLINE)
     finally:
         process.kill()
+        process.wait()
     assert process.returncode == 130, errors.decode()
     summary = read_summary(run, 0, 0)
     assert summary is not None and summary.returned == 1
