@@ -1,7 +1,7 @@
 """What servers make of gradients, held to the equations: true runs pass, and faults planted in the shard are found."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from tests.distributed.consistency.server.faulty_updates import FAULTY_UPDATES, forgetful, true_update
 from tests.distributed.consistency.server.test_hosts import far
 from tests.distributed.test_proof import small_mlp, splits_of, with_settings
 from weft.distributed.consistency.server import Commit, Decision, Drop, Release, Rounds, Shard, read_decisions
@@ -114,30 +115,14 @@ def test_dropout_accumulation_and_a_schedule_are_followed(tmp_path: Path) -> Non
 
 # ---- faults
 
-true_update = Shard._update
-
-
-def twice(shard: Shard, *given: Any) -> None:
-    true_update(shard, *given)
-    true_update(shard, *given)
-
-
-def never(shard: Shard, *given: Any) -> None:
-    pass
-
-
-def forgetful(shard: Shard, *given: Any) -> None:
-    true_update(shard, *given)
-    shard.state = shard._optimizer.init(shard._pieces)
-
 
 @pytest.mark.parametrize("scheme", ["async", "stale(2)", "stale(2,commit=arrival)", "backup(1)"])
-@pytest.mark.parametrize("fault", [twice, never, forgetful])
+@pytest.mark.parametrize("fault", FAULTY_UPDATES)
 def test_a_fault_in_the_updates_is_found(
-    fault: Callable[..., None], scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str, scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once, records were audited and replayed, and no more: a replay errs in the same way, and all of these passed."""
-    monkeypatch.setattr(Shard, "_update", fault)
+    monkeypatch.setattr(Shard, "_update", FAULTY_UPDATES[fault])
     proof = prove(planned(scheme), tmp_path)
     assert not proof.passed
     assert "by the equations of what was recorded" in proof.finding

@@ -1,6 +1,6 @@
 """The equations of updates through servers, held against virtual workers; and faults planted in the shards."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.distributed.consistency.server.faulty_updates import FAULTY_UPDATES
 from tests.distributed.consistency.server.served import LR, Outcome, make_parameters, momentum, pull, train
 from tests.distributed.consistency.server.test_hosts import far
 from weft.distributed.consistency.equations import Replica, clone
@@ -153,51 +154,18 @@ def test_records_of_two_trainings_do_not_fit_together(tmp_path: Path) -> None:
 
 # ---- faults
 
-true_update, true_commit, true_begin = Shard._update, Shard.commit, Training.__init__
-
-
-def twice(shard: Shard, *given: Any) -> None:
-    true_update(shard, *given)
-    true_update(shard, *given)
-
-
-def never(shard: Shard, *given: Any) -> None:
-    pass
-
-
-def forgetful(shard: Shard, *given: Any) -> None:
-    shard.state = shard._optimizer.init(shard._pieces)
-    true_update(shard, *given)
-
-
-def once(shard: Shard, *given: Any) -> None:
-    """Right, but for one update in the middle."""
-    if shard.version != 5:
-        true_update(shard, *given)
-
-
-def too_fast(shard: Shard, total: Mapping[str, Tensor | None], factor: float, lr: float) -> None:
-    true_update(shard, total, 1.01 * factor, lr)
-
-
-FAULTS = {
-    "an update made twice": twice,
-    "no update made": never,
-    "one update left out": once,
-    "lost momentum": forgetful,
-    "a wrong learning rate": too_fast,
-}
+true_commit, true_begin = Shard.commit, Training.__init__
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
 @pytest.mark.parametrize("scheme", ["async", "stale(2)", "stale(2,commit=arrival,lr=full)", "backup(1)"])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FAULTY_UPDATES)
 def test_a_fault_in_the_updates_is_found(
     fault: str, scheme: str, num_shards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither the audit nor a replay sees these: the decisions are right, and a replay errs in the same way."""
     plan = f"data=4 consistency={scheme} topology=server(shards={num_shards})"
-    monkeypatch.setattr(Shard, "_update", FAULTS[fault])
+    monkeypatch.setattr(Shard, "_update", FAULTY_UPDATES[fault])
     assert not is_as_followed(train(plan, run=tmp_path, seconds=slow_last), plan, tmp_path)
 
 
