@@ -16,7 +16,7 @@ from tests.docs.documents import DOCUMENTS, ROOT, blocks_of, commands_of, find_d
 from weft.cli.main import app
 from weft.metrics import METRICS
 from weft.recipes import BUILT_IN
-from weft.specs.plan import AXES, DEGREES
+from weft.specs.axes import AXES, DEGREES
 from weft.training.build import EXECUTORS
 from weft.training.component import options_of
 from weft.training.datasets import DATASETS

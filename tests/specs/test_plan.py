@@ -7,7 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import PlanError
-from weft.specs.plan import AXES, DEGREES, REFUSALS, Choice, Plan, check_plan, parse_plan
+from weft.specs.axes import AXES, DEGREES
+from weft.specs.parsing import parse_plan
+from weft.specs.plan import Choice, Plan
+from weft.specs.refusals import REFUSALS, check_plan
 
 
 def available(axis: str) -> list[str]:
@@ -58,7 +61,7 @@ def test_parameters_by_place_and_by_name(text: str) -> None:
         ("data=2 consistency=async topology=server(inner=3)", "topology=server(shards=1,inner=2)"),
         ("topology=server(1,mine)", "known: own, shared"),
         ("data=2 consistency=async", "nearest: data=2 consistency=async(lr=share) topology=server(shards=1)"),
-        ("data=2 consistency=stale(-1) topology=server", "above zero"),
+        ("data=2 consistency=stale(-1) topology=server", "0 or more"),
         ("data=2 consistency=stale(inf) topology=server", r"no rank waits .*nearest: .*bound=inf,commit=arrival"),
         ("data=2 consistency=backup(inf) topology=server", "wrong type"),
         ("data=2 consistency=backup(2) topology=server", "nearest: data=2 consistency=backup(workers=1)"),

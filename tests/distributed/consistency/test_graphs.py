@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.distributed.consistency import GRAPHS, make_mixing
-from weft.specs.plan import AXES
+from weft.specs.axes import AXES
 
 sizes = st.integers(2, 70)
 graphs = st.sampled_from(sorted(GRAPHS))
