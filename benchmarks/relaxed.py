@@ -3,8 +3,8 @@
     python -m benchmarks.relaxed [--only slow,servers,virtual] [--out benchmarks/results/relaxed.json]
 
 slow      `digits_cnn` to 94% of the validation set on 4 real ranks, of which one sleeps twice the time of its own
-          computation in every step, so that it is three times as slow. Synchronous ranks, then each scheme, in turn,
-          for each seed.
+          computation in every step, so that it is three times as slow. Torch's DistributedDataParallel, Weft's
+          synchronous ranks, then each scheme, in turn, for each seed.
 servers   2 workers push gradients of 25 million float32 and take the weights back, through one server, two and four;
           the same bytes by an all-reduce, Weft's and Gloo's; and through torch RPC with the same update. Seconds of a
           step of the slowest worker.
@@ -15,11 +15,10 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any, final
+from typing import Any
 
 import torch
 import torch.distributed.rpc as rpc
@@ -32,28 +31,22 @@ from weft.engines.local import run_ranks
 from weft.engines.meeting import meet
 from weft.engines.place import Place, find_place
 from weft.engines.program import Program
-from weft.engines.serving import Service, tolerance_of, use_replicas
+from weft.engines.serving import tolerance_of
 from weft.engines.simulation import simulate
-from weft.graph import AbstractExecutor, GradientSink, Outputs, State
+from weft.graph import State
 from weft.metrics.machine import describe_machine, describe_source, describe_versions
 from weft.metrics.record_file import read_record
-from weft.metrics.run_folder import RunFolder, create_run_folder
+from weft.metrics.run_folder import create_run_folder
 from weft.metrics.statistics import ratio_interval, ratio_of_medians
 from weft.metrics.strict_json import encode_json
 from weft.recipes import find_recipe
-from weft.specs import Batch, parse_plan
-from weft.training.events import EvaluationEnded, Event, TrainingStarted
-from weft.training.loop import is_target_met
+from weft.specs import parse_plan
 from weft.training.optimizers import SGD, Optimizer
-from weft.training.recipe import Recipe
 from weft.training.replicas import Update
-from weft.training.run import run_recipe
-from weft.training.surroundings import Surroundings
 
-__all__ = ["main", "reduce_rank", "rpc_rank", "serve_rank", "train_slow_rank"]
+__all__ = ["main", "reduce_rank", "rpc_rank", "serve_rank"]
 
 RESULT = Path(__file__).parent / "results" / "relaxed.json"
-SLOW_RANK, SLEEP = 3, 2.0
 SLOW_SETTINGS = (
     "batch_size=128",
     "optimizer=adam",
@@ -62,6 +55,7 @@ SLOW_SETTINGS = (
     "evaluate_every=0.5",
     "target=accuracy:0.94",
 )
+DDP = "torch DDP, Gloo"
 SCHEMES = {
     "synchronous": "data=4",
     "asynchronous": "data=4 consistency=async(full) topology=server(shards=1,place=own)",
@@ -95,80 +89,38 @@ def main() -> None:
 
 
 def measure_slow(num_seeds: int) -> list[Row]:
-    """Seconds to the target, and accuracies on the test set, by scheme."""
-    times: dict[str, list[float]] = {name: [] for name in SCHEMES}
-    accuracies: dict[str, list[float]] = {name: [] for name in SCHEMES}
+    """Seconds to the target, and accuracies on the test set, by system."""
+    times: dict[str, list[float]] = {name: [] for name in (DDP, *SCHEMES)}
+    accuracies: dict[str, list[float]] = {name: [] for name in times}
     for seed in range(num_seeds):
-        for name, plan in SCHEMES.items():
-            recipe = with_plan(with_settings(find_recipe("digits_cnn"), SLOW_SETTINGS), plan, None)
-            with tempfile.TemporaryDirectory() as folder:
-                arguments = {"recipe": recipe.to_dict(), "folder": folder, "seed": seed}
-                chosen = parse_plan(recipe.mutable.plan)
-                program = Program("benchmarks.relaxed:train_slow_rank", arguments)
-                found = run_ranks(program, chosen.num_processes, tolerance=tolerance_of(chosen))
-                values = read_record(Path(folder)).repetitions[0].values
-            times[name].append(float("inf") if found[0] is None else found[0])
-            accuracies[name].append(values["test/accuracy"])
-            print(f"seed {seed}  {name:20}{times[name][-1]:8.2f} s  {accuracies[name][-1]:.4f}", flush=True)
+        for name in times:
+            seconds, accuracy = _train_with_ddp(seed) if name == DDP else _train_with_weft(SCHEMES[name], seed)
+            times[name].append(seconds)
+            accuracies[name].append(accuracy)
+            print(f"seed {seed}  {name:20}{seconds:8.2f} s  {accuracy:.4f}", flush=True)
     case = "digits_cnn to 94%, one of 4 ranks three times as slow"
     return [
-        {**_row(case, name, "s to target", times, "synchronous"), "test_accuracy": median(accuracies[name])}
-        for name in SCHEMES
+        {**_row(case, name, "s to target", times, DDP), "test_accuracy": median(accuracies[name])} for name in times
     ]
 
 
-def train_slow_rank(recipe: dict[str, Any], folder: str, seed: int) -> float | None:
-    """The rank program: one rank's computation takes three times as long. Rank 0 tells the seconds from the first step
-    to the target: how long processes take to start is no matter here."""
-    chosen, place = Recipe.from_dict(recipe), find_place()
-    moments: list[float] = []
-
-    def watch(event: Event) -> None:
-        is_met = isinstance(event, EvaluationEnded) and is_target_met(chosen.fixed.target, event.evaluation.values)
-        if isinstance(event, TrainingStarted) or is_met:
-            moments.append(time.perf_counter())
-
-    surroundings = Surroundings()
-    if place.rank == SLOW_RANK:
-        surroundings = replace(surroundings, prepare=lambda task: replace(task, executor=Sleepy(task.executor)))
-    with use_replicas(Service(chosen, (seed,)), place) as replicas:
-        if replicas is not None:
-            run_folder = RunFolder(Path(folder))
-            run_recipe(
-                chosen,
-                folder=run_folder,
-                seeds=(seed,),
-                listeners=[watch],
-                replicas=replicas,
-                surroundings=surroundings,
-            )
-    return moments[1] - moments[0] if len(moments) > 1 else None
+def _train_with_weft(plan: str, seed: int) -> tuple[float, float]:
+    recipe = with_plan(with_settings(find_recipe("digits_cnn"), SLOW_SETTINGS), plan, None)
+    chosen = parse_plan(recipe.mutable.plan)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = {"recipe": recipe.to_dict(), "folder": folder, "seed": seed}
+        program = Program("benchmarks.stragglers.sleepy:train_slow_rank", arguments)
+        found = run_ranks(program, chosen.num_processes, tolerance=tolerance_of(chosen))
+        values = read_record(Path(folder)).repetitions[0].values
+    return float("inf") if found[0] is None else found[0], values["test/accuracy"]
 
 
-@final
-class Sleepy(AbstractExecutor):
-    """Sleeps as long as it computes, and once more, before anybody sees a gradient."""
-
-    def __init__(self, inner: AbstractExecutor) -> None:
-        self._inner = inner
-
-    def initial_state(self) -> State:
-        return self._inner.initial_state()
-
-    def __call__(self, state: State, batch: Batch, on_gradient: GradientSink) -> tuple[Outputs, State]:
-        gradients: dict[str, Tensor | None] = {}
-        began = time.thread_time()  # what others take of the core is no computation of this rank's
-        outputs, after = self._inner(state, batch, gradients.__setitem__)
-        time.sleep(SLEEP * (time.thread_time() - began))
-        for name, gradient in gradients.items():
-            on_gradient(name, gradient)
-        return outputs, after
-
-    def infer(self, state: State, batch: Batch) -> Outputs:
-        return self._inner.infer(state, batch)
-
-    def first_bad_tensor(self, state: State, batch: Batch) -> str | None:
-        return self._inner.first_bad_tensor(state, batch)
+def _train_with_ddp(seed: int) -> tuple[float, float]:
+    recipe = with_settings(find_recipe("digits_cnn"), SLOW_SETTINGS)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = {"recipe": recipe.to_dict(), "folder": folder, "seed": seed}
+        seconds, accuracy = run_ranks(Program("benchmarks.stragglers.ddp:train_ddp_rank", arguments), 4)[0]
+    return seconds, accuracy
 
 
 # ---- servers and bytes
