@@ -4,7 +4,6 @@ data=2 consistency=gossip(ring,mix=pair)      process 0: worker 0, desk 0     in
                                               process 1: worker 1, desk 1
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from weft.distributed.consistency.pairs import (
     read_journals,
 )
 from weft.distributed.mailbox import AbstractMailbox
+from weft.engines.beside import run_beside
 from weft.engines.place import Place
 from weft.engines.post import join_post
 from weft.engines.program import mark_joined
@@ -83,23 +83,13 @@ def use_paired(pairing: Pairing, place: Place) -> Iterator[GossipReplicas]:
     desk = join_post(place, address=desk_address(plan.num_ranks, place.rank), known=known)
     desk.follow_peers()  # before its worker is there: that it leaves is what ends a desk
     worker = join_post(place, address=place.rank, known=known)
-    errors: list[Exception] = []
-
-    def body() -> None:
-        try:
-            pairing.keep_desk(desk)
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=body, name=f"desk {place.rank}")
-    thread.start()
     try:
-        replicas = pairing.worker(worker, partial(mark_joined, place))
-        yield replicas
-        replicas.depart()
+        with run_beside({f"desk {place.rank}": partial(pairing.keep_desk, desk)}):
+            try:
+                replicas = pairing.worker(worker, partial(mark_joined, place))
+                yield replicas
+                replicas.depart()
+            finally:
+                worker.close()  # which its desk is told, and ends
     finally:
-        worker.close()  # which its desk is told, and ends
-        thread.join()
         desk.close()
-    if errors:
-        raise errors[0]

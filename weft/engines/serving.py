@@ -7,7 +7,6 @@ data=4 consistency=async topology=server(1,inner=2)           process 0: worker 
                                                               process 2: worker 2, host server 1
 """
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from weft.distributed.consistency.server.decisions import Decision
 from weft.distributed.consistency.server.script import Script
 from weft.distributed.mailbox import AbstractMailbox
 from weft.distributed.placement import carry_out
+from weft.engines.beside import run_beside
 from weft.engines.local import STRICT, Tolerance
 from weft.engines.meeting import meet
 from weft.engines.pairing import Pairing, use_paired
@@ -245,26 +245,12 @@ def _serve(mailbox: AbstractMailbox, server: Server) -> None:
 
 @contextmanager
 def _use_servers(servers: Sequence[tuple[AbstractMailbox, Server]]) -> Iterator[None]:
-    """Serve in threads, to the end if the block ends well; the first error of a server is raised."""
-    errors: list[Exception] = []
+    """Serve in threads, to the end if the block ends well."""
 
-    def body(mailbox: AbstractMailbox, server: Server) -> None:
-        try:
-            _serve(mailbox, server)
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=body, args=server, name=f"server {server[0].address}") for server in servers]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    except BaseException:
+    def dismiss() -> None:
         for mailbox, _ in servers:
             mailbox.close()
-        raise
-    finally:
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
+
+    bodies = {f"server {mailbox.address}": partial(_serve, mailbox, server) for mailbox, server in servers}
+    with run_beside(bodies, dismiss):
+        yield

@@ -79,6 +79,29 @@ def test_all_stop_after_the_same_turn() -> None:
     assert len(set(found)) == 1 and 6 < (found[0] or 0) < 12
 
 
+@pytest.mark.parametrize("options", ["lost=drop", "mix=pair"])
+def test_who_has_met_the_target_leaves_and_nobody_waits_for_it(options: str) -> None:
+    """Rank 0 stops before a turn that others may have begun."""
+
+    def work(group: AbstractGroup, replicas: GossipReplicas) -> int:
+        parameters, optimizer = make_parameters(), momentum()
+        replicas.join(State(parameters, {}, torch.zeros(0)))
+        state, turns, has_stopped = optimizer.init(parameters), 0, False
+        while not has_stopped:
+            replicas.begin(1 / 4)
+            group.clock.charge(0.01)
+            _, state = replicas.finish(0.0, Update(optimizer, parameters, state, 0.1, None))
+            turns += 1
+            has_stopped = replicas.agree(False)
+            if replicas.rank == 0 and turns == 3:
+                replicas.dismiss()
+                break
+        return turns
+
+    found, _, _ = run_pairs(Pairing(parse_plan(f"data=4 consistency=gossip(ring,{options})"), (0,)), work)
+    assert found[0] == 3 and all(3 <= (turns or 0) < 6 for turns in found)
+
+
 @pytest.mark.parametrize("is_planted", [False, True])
 def test_it_is_held_to_the_equations(is_planted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: a rank counts itself twice."""

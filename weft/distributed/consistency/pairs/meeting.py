@@ -55,6 +55,10 @@ class AbstractMeeting(ABC):
     def take(self, turn: int) -> tuple[Sequence[Tensor] | None, Step | Mix]:
         """After it: the weights that it is applied to, None for those in the slot, and whose they are."""
 
+    @abstractmethod
+    def leave(self, turn: int) -> None:
+        """This turn and those after it are not taken any more, although others may take them."""
+
 
 @final
 class PairMeeting(AbstractMeeting):
@@ -85,6 +89,9 @@ class PairMeeting(AbstractMeeting):
                 self.set_out(turn)
         return mean, Step(turn, self._partner)
 
+    def leave(self, turn: int) -> None:
+        """Nobody waits for one that asks, and the desk goes on answering."""
+
     def _choose(self, turn: int) -> int:
         """By chance: one of the partners that are left; without any, one of all who answer and are left."""
         if self.script is not None:
@@ -109,21 +116,39 @@ class MixMeeting(AbstractMeeting):
         super().__init__(post)
         self._hears = graph[post.rank]
         self._is_heard_by = [rank for rank, heard in enumerate(graph) if post.rank in heard]
+        self._silent: set[int] = set()  # those that have left, and live
+
+    def begin(self, seed: int, weights: Weights, script: Script | None) -> None:
+        super().begin(seed, weights, script)
+        self._silent = set()
 
     def set_out(self, turn: int) -> int:
-        alive = self.post.alive()
-        listeners = [rank for rank in self._is_heard_by if rank in alive]
-        return sum(self.post.send(listener, Tag.WEIGHTS, self.own.flats, turn=turn) for listener in listeners)
+        return self._send_to_all(self.own.flats, turn)
 
     def take(self, turn: int) -> tuple[Sequence[Tensor], Mix]:
         found: dict[int, Sequence[Tensor]] = {}
-        for rank in self._hears if self.script is None else self.script.mixes.get(turn, ()):
+        awaited = self._hears if self.script is None else self.script.mixes.get(turn, ())
+        for rank in [rank for rank in awaited if rank not in self._silent]:
             try:
-                found[rank] = self.post.receive(Tag.WEIGHTS, rank, turn=turn).tensors
+                tensors = self.post.receive(Tag.WEIGHTS, rank, turn=turn).tensors
             except PeerLostError:
                 if self.script is not None:
                     raise
+                continue
+            if tensors:
+                found[rank] = tensors
+            else:
+                self._silent.add(rank)
         return mix(self.own.flats, list(found.values())), Mix(turn, tuple(found))
+
+    def leave(self, turn: int) -> None:
+        """Weights that are none tell the neighbours, who may wait for this rank already, to do without."""
+        self._send_to_all((), turn)
+
+    def _send_to_all(self, flats: Sequence[Tensor], turn: int) -> int:
+        alive = self.post.alive()
+        listeners = [rank for rank in self._is_heard_by if rank in alive]
+        return sum(self.post.send(listener, Tag.WEIGHTS, flats, turn=turn) for listener in listeners)
 
 
 def mix(own: Sequence[Tensor], others: Sequence[Sequence[Tensor]]) -> list[Tensor]:

@@ -12,7 +12,7 @@ deal   wants work          ----------------------------------->
 begin, stop, sum           ----------------------------------->
                            <-----------------------------------     total   when all who are left have given theirs
 start    weights of rank 0, from worker to worker
-weights  turn, a neighbour's, from worker to worker, where a rank meets all
+weights  turn, a neighbour's, from worker to worker, where a rank meets all; none from one that has left
 """
 
 from collections.abc import Mapping, Sequence

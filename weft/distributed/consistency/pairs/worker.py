@@ -229,11 +229,13 @@ class GossipReplicas(AbstractReplicas):
         if self._num_questions > 1:
             return wish
         if wish and not self._is_stopped:
-            self.dismiss()
+            self._post.note(0, Tag.STOP)
         return self._is_stopped
 
     def dismiss(self) -> None:
+        """All are to stop, and this rank does at once: it does not take the turn that was dealt to it."""
         self._post.note(0, Tag.STOP)
+        self._meeting.leave(self._turn)
 
     def sum(self, tensor: Tensor) -> Tensor:
         self._has_ended = True

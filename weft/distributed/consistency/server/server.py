@@ -124,6 +124,8 @@ class _Server:
         weights, slots = message.tensors[: header.num_pieces], message.tensors[header.num_pieces : num_weights]
         self._training = Training(self._mailbox, self._spec, header, weights, message.tensors[num_weights:])
         self._training.begin(slots)
+        for rank in sorted(self._gone):  # who was lost before is not waited for now
+            self._carry_out(self._training.policy.leave(rank, self._now))
         early, self._early = self._early, []
         for greeting in early:
             self._admit(greeting)

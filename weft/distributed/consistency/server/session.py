@@ -92,8 +92,12 @@ class Session:
             link.say_hello(self.run, step)
 
         # Shard 0 first: where all are about to end it takes nobody back, and no other shard may wait for this rank.
-        self._meet(self.links[:1], step, begin_again)
-        self._meet(self.links[1:], step, begin_again)
+        (buffers,) = self._meet(self.links[:1], step, begin_again)
+        with torch.no_grad():
+            for buffer, tensor in zip(self._model.buffers.values(), buffers, strict=True):
+                buffer.copy_(tensor)
+        # A shard that is behind must not wait for a round that shard 0 has closed without this rank.
+        self._meet(self.links[1:], step if self._settings.deals_work else self.step, begin_again)
         write(self.parameters, self.places)
 
     def _initialise(self, links: Sequence[ShardLink], slots: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
@@ -125,14 +129,17 @@ class Session:
         """Ask for weights, and wait for them."""
         self._meet(links, step, lambda link: link.say_hello(self.run, step))
 
-    def _meet(self, links: Sequence[ShardLink], step: int | None, greet_heir: Callable[[ShardLink], None]) -> None:
+    def _meet(
+        self, links: Sequence[ShardLink], step: int | None, greet_heir: Callable[[ShardLink], None]
+    ) -> list[tuple[Tensor, ...]]:
+        """Greet shards, and take up their weights; of each the buffers that rank 0 began with, which shard 0 has."""
         for link in links:
             link.say_hello(self.run, step)
+        welcomes = []
         for link in links:
             self.run, buffers = self._hear(link, link.await_welcome, partial(greet_heir, link))
-            with torch.no_grad():
-                for buffer, tensor in zip(self._model.buffers.values(), buffers, strict=False):
-                    buffer.copy_(tensor)
+            welcomes.append(buffers)
+        return welcomes
 
     def _hear(self, link: ShardLink, await_answer: Callable[[], Answer], ask_again: Callable[[], None]) -> Answer:
         """What a shard answers. If it is lost, the one that is restored in its place is asked again."""
