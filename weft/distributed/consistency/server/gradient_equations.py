@@ -7,6 +7,7 @@
     joined          g = sum s_i g_i / sum s_i,     as one gradient, with the sum of the shares, as old as its oldest
     rounds          w <- U(w, sum s_r g_r, lr)     shares of those that are there, made to sum to 1
     differences     w <- w + c d                   d: by how much the rank's own optimizer changed its weights
+    in parts        g = sum s_i g_i / s            s: the mean of the shares of the steps since the shard's last turn
 
 U is the plain optimizer. Of each shard there is a model of whole tensors, updated in the shard's order, in which only
 the elements count that the shard holds. No shards, policies, messages or settings: only the plan and the records.
@@ -129,9 +130,9 @@ class _Rank:
     optimizer: AbstractOptimizer
     steps: list[int]
     turn: int = 0  # the next of these steps
-    held: list[dict[str, Tensor | None]] = field(default_factory=list)  # by shard, what waits for its turn
+    held: list[list[tuple[float, Gradients]]] = field(default_factory=list)  # by shard, what waits for its turn
     taken: list[int] = field(default_factory=list)  # by shard, how many sets of weights it has taken up
-    pushed: dict[tuple[int, int], Gradients] = field(default_factory=dict)  # by shard and step
+    pushed: dict[tuple[int, int], tuple[float, Gradients]] = field(default_factory=dict)  # by shard and step
     told: dict[tuple[int, int], int] = field(default_factory=dict)  # by shard and step, the version it was sent
     about: dict[int, Computed] = field(default_factory=dict)  # by step
 
@@ -161,7 +162,7 @@ class _Follower:
         num_shards = len(self._orders)
         optimizer = self._setup.make_optimizer()
         replica.optimizer = optimizer.init(replica.weights)
-        return _Rank(replica, optimizer, steps, held=[{} for _ in range(num_shards)], taken=[0] * num_shards)
+        return _Rank(replica, optimizer, steps, held=[[] for _ in range(num_shards)], taken=[0] * num_shards)
 
     # Events.
 
@@ -213,13 +214,14 @@ class _Follower:
         given = self._difference(own, computed) if self._pushes_difference else self._own_gradient(computed)
         own.about[step] = computed
         for shard, held in enumerate(own.held):
-            for name, tensor in given.items():
-                before = held.get(name)
-                held[name] = tensor if before is None else before if tensor is None else before + tensor
+            held.append((computed.share, given))
             is_due = shard % self._parts == own.turn % self._parts
+            if self._parts == 1:
+                own.pushed[shard, step] = computed.share, given
+            else:
+                own.pushed[shard, step] = _add_up(held) if is_due else (computed.share, {})
             if is_due:
-                own.held[shard] = {}
-            own.pushed[shard, step] = held if is_due else {}
+                own.held[shard] = []
         own.turn += 1
 
     def _own_gradient(self, computed: Computed) -> Gradients:
@@ -241,8 +243,9 @@ class _Follower:
     @torch.no_grad()
     def _commit(self, shard: int, order: _Order, pushes: Sequence[Push]) -> None:
         computed = [self._ranks[rank].about[step] for rank, step in pushes]
-        given = [self._ranks[rank].pushed.pop((shard, step)) for rank, step in pushes]
-        shares, whole = [one.share for one in computed], sum(one.share for one in computed)
+        pushed = [self._ranks[rank].pushed.pop((shard, step)) for rank, step in pushes]
+        shares, given = [share for share, _ in pushed], [gradients for _, gradients in pushed]
+        whole = sum(shares)
         if self._by_arrival:
             oldest = min(self._ranks[rank].told[shard, step] for rank, step in pushes)
             stale = 1.0 / max(1, order.version - oldest)
@@ -292,6 +295,18 @@ class _Follower:
                     if tensor.shape == order.model[piece.name].shape:  # not a counter
                         piece.of(found[piece.name][slot]).copy_(piece.of(tensor))
         return found
+
+
+def _add_up(steps: Sequence[tuple[float, Gradients]]) -> tuple[float, Gradients]:
+    """The mean of the shares, and the sum of the gradients, each times its own share, over that mean."""
+    mean = sum(share for share, _ in steps) / len(steps)
+    total: dict[str, Tensor | None] = {}
+    for share, gradients in steps if mean else ():
+        for name, gradient in gradients.items():
+            if gradient is not None:
+                before = total.get(name)
+                total[name] = gradient * share if before is None else before + gradient * share
+    return mean, {name: tensor / mean for name, tensor in total.items() if tensor is not None}
 
 
 def _settled(decisions: Sequence[Decision]) -> dict[int, list[int]]:

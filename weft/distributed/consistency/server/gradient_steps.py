@@ -10,7 +10,7 @@ from typing import final
 
 from torch import Tensor
 
-from weft.distributed.consistency.server.link import ShardLink
+from weft.distributed.consistency.server.held import Held
 from weft.distributed.consistency.server.session import Session
 from weft.distributed.consistency.server.settings import Settings
 from weft.distributed.consistency.server.steps import AbstractSteps
@@ -31,14 +31,14 @@ class GradientSteps(AbstractSteps):
         self._settings = settings
         self._turn = 0  # steps that this rank has taken
         self._gradients: dict[str, Tensor | None] = {}
-        self._held: list[list[Tensor | None]] = []  # by shard, what waits for its turn
+        self._held: list[Held] = []  # by shard, what waits for its turn
         self._weight = 0.0
         self._set_out_at: float | None = None  # when the first gradients of this step did
         self._early_bytes = 0
         self._traffic = Traffic()
 
     def start(self) -> None:
-        self._held = [[None] * len(link.pieces) for link in self._session.carriers]
+        self._held = [Held() for _ in self._session.carriers]
         self._turn = 0
 
     @property
@@ -87,27 +87,20 @@ class GradientSteps(AbstractSteps):
         links, run, step, num_bytes = self._session.carriers, self._session.run, self.number, 0
         due = [self._settings.is_due(shard, self._turn) for shard in range(len(links))]
         for shard, link in enumerate(links):
-            self._hold(shard, link)
+            weight, tensors = self._weight, link.cut(self._gradients)
+            if self._settings.parts > 1:
+                self._held[shard].add(weight, tensors)
+                weight, tensors = self._held[shard].take() if due[shard] else (weight, [None] * len(link.pieces))
             if due[shard]:
-                num_bytes += link.push(run, step, lr, self._weight, self._held[shard])
+                num_bytes += link.push(run, step, lr, weight, tensors)
             elif shard == 0:  # it gives out the work, in every step
-                nothing: list[Tensor | None] = [None] * len(link.pieces)
-                link.push(run, step, lr, self._weight, nothing, wants=False)
+                link.push(run, step, lr, weight, tensors, wants=False)
         for shard, link in enumerate(links):
             if due[shard] or shard == 0:
                 self._session.take_answer(link, step + 1)
-            if due[shard]:
-                self._held[shard] = [None] * len(link.pieces)
         self._turn += 1
         self._catch_up()
         return num_bytes
-
-    def _hold(self, shard: int, link: ShardLink) -> None:
-        """Gradients of a shard that is not reached in every step are added up until it is."""
-        held = self._held[shard]
-        for index, tensor in enumerate(link.cut(self._gradients)):
-            before = held[index]
-            held[index] = tensor if before is None else before if tensor is None else before + tensor
 
     def _catch_up(self) -> None:
         """Shards close rounds each by itself: weights of a shard that is behind shard 0 are asked for again."""
