@@ -90,7 +90,9 @@ class GradientSteps(AbstractSteps):
             weight, tensors = self._weight, link.cut(self._gradients)
             if self._settings.parts > 1:
                 self._held[shard].add(weight, tensors)
-                weight, tensors = self._held[shard].take() if due[shard] else (weight, [None for _ in tensors])
+                tensors = [None] * len(tensors)
+                if due[shard]:
+                    weight, tensors = self._held[shard].take()
             if due[shard]:
                 num_bytes += link.push(run, step, lr, weight, tensors)
             elif shard == 0:  # it gives out the work, in every step
