@@ -16,7 +16,7 @@ from weft.distributed.group.clock import RealClock
 from weft.distributed.mailbox.inbox import Ask, Inbox
 from weft.distributed.mailbox.landing import Landing, fits_in_place
 from weft.distributed.mailbox.mailbox import FOREVER, JOINED, LEFT, AbstractReceive, Message, Sources, Tags
-from weft.errors import DeadlineError, PeerLostError, UsageError
+from weft.errors import DeadlineError, PeerLostError, TrainingError, UsageError
 from weft.specs import TensorSpec
 
 __all__ = ["Reception", "explain_deadline", "explain_gone", "explain_loss"]
@@ -57,6 +57,7 @@ class Reception:
         self._refused: Counter[str] = Counter()
         self._follows = False
         self._is_closed = False
+        self._failure: BaseException | None = None
 
     # What the transport tells.
 
@@ -123,9 +124,21 @@ class Reception:
             self._changed.notify_all()
             return not was_closed
 
+    def fail(self, cause: BaseException) -> None:
+        """The transport cannot go on: end all waiting, and tell those who wait why."""
+        with self._changed:
+            self._failure = cause
+            self._is_closed = True
+            self._changed.notify_all()
+
     # What the mailbox's owner asks.
 
     def check_open(self) -> None:
+        if self._failure is not None:
+            cause = f"{type(self._failure).__name__}: {self._failure}"
+            raise TrainingError(
+                f"mailbox has failed (address: {self.address}, cause: {cause}); open a new one"
+            ) from self._failure
         if self._is_closed:
             raise UsageError(f"mailbox is closed (address: {self.address}); open a new one")
 

@@ -1,5 +1,6 @@
 """The thread behind a mailbox: takes calls, reads and writes all connections, notices who has gone silent."""
 
+import errno
 import os
 import selectors
 import socket
@@ -30,6 +31,7 @@ HANDSHAKE_SECONDS = 5.0
 LINGER_SECONDS = 2.0  # for the last words of a mailbox that closes, and of a peer that has come back
 SHORT_NAP, LONG_NAP = 0.05, 1.0  # seconds between looks at the clock
 MAX_STRANGERS = 256  # who have not yet proved who they are
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # a call waits, and cannot be taken now
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 
@@ -73,9 +75,11 @@ class Switchboard:
         self._strangers: dict[socket.socket, _Stranger] = {}
         self._selector = selectors.DefaultSelector()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # over what other threads touch: the bell, who waits, when to close
         self._waiting: set[Link] = set()  # links whose outbox the kernel did not take
         self._closes_at: float | None = None
+        self._is_leaving = False  # goodbye has been said, and no more calls are taken
+        self._listens_at: float | None = None  # when to take calls again, after there were no descriptors for them
         self._looked_at = time.monotonic()
         self._selector.register(listener, READ, self._take_call)
         self._selector.register(self._bell, READ, self._answer_bell)
@@ -90,7 +94,9 @@ class Switchboard:
     def add(self, connection: socket.socket, session: Session) -> None:
         """A connection that this side has opened; before the start."""
         link = self._make_link(connection, session)
-        if link is not None:
+        if link is None:
+            connection.close()
+        else:
             self._connect(link)
 
     def close(self) -> None:
@@ -106,21 +112,29 @@ class Switchboard:
         try:
             while not self._is_over():
                 for key, events in self._selector.select(self._nap()):
-                    if key.fd in self._selector.get_map():  # not dropped by an earlier event
+                    # Not dropped by an earlier event, its number perhaps already another connection's.
+                    if self._selector.get_map().get(key.fd) is key:
                         handle: Callable[[int], None] = key.data
                         handle(events)
                 self._tend(time.monotonic())
+        except BaseException as error:  # nobody is above to see it: those who wait are told
+            self._reception.fail(error)
         finally:
-            for link in [*self._links.values(), *(heir for heir, _ in self._heirs.values())]:
-                link.close("this mailbox has closed")
-            for connection in self._strangers:
-                connection.close()
-            self._listener.close()
-            self._selector.close()
-            os.close(self._bell)
+            self._give_back()
+
+    def _give_back(self) -> None:
+        for link in [*self._links.values(), *(heir for heir, _ in self._heirs.values())]:
+            link.close("this mailbox has closed")
+        for connection in self._strangers:
+            connection.close()
+        self._listener.close()
+        self._selector.close()
+        with self._lock:  # its number may be another file's from here on
+            bell, self._bell = self._bell, -1
+            os.close(bell)
 
     def _nap(self) -> float:
-        is_busy = self._closes_at is not None or self._strangers or self._heirs
+        is_busy = self._closes_at is not None or self._strangers or self._heirs or self._listens_at is not None
         return min(SHORT_NAP if is_busy else LONG_NAP, self._settings.timeout / 8)
 
     def _is_over(self) -> bool:
@@ -132,8 +146,9 @@ class Switchboard:
         return not self._links or time.monotonic() > max(closes_at, last_sent + LINGER_SECONDS)
 
     def _ring(self) -> None:
-        with suppress(BlockingIOError, OSError):
-            os.eventfd_write(self._bell, 1)
+        with self._lock, suppress(BlockingIOError):
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
 
     def _answer_bell(self, _events: int) -> None:
         with suppress(BlockingIOError):
@@ -144,16 +159,17 @@ class Switchboard:
         for link in waiting:
             if self._links.get(link.session.peer) is link:
                 self._selector.modify(link.connection, READ | WRITE, self._handler(link))
-        if closes and self._listener.fileno() in self._selector.get_map():
-            self._selector.unregister(self._listener)
+        if closes and not self._is_leaving:
+            self._is_leaving = True
+            self._stop_listening()
             for link in list(self._links.values()):
                 link.send(Kind.GOODBYE)
 
     # Links.
 
     def _make_link(self, connection: socket.socket, session: Session) -> Link | None:
+        """None where the peer has ended since the call."""
         if self._bodies is not None and not self._bodies.meet(session.incarnation):
-            connection.close()  # it has ended since it called
             return None
 
         def wake() -> None:
@@ -172,9 +188,9 @@ class Switchboard:
         return link
 
     def _connect(self, link: Link) -> None:
+        self._selector.register(link.connection, READ, self._handler(link))  # first, because it may fail
         self._links[link.session.peer] = link
         self._latest[link.session.peer] = link.session.incarnation
-        self._selector.register(link.connection, READ, self._handler(link))
         self._reception.join(link.session.peer, link.session.incarnation)
 
     def _handler(self, link: Link) -> Callable[[int], None]:
@@ -191,6 +207,9 @@ class Switchboard:
         except RefusedError as error:
             self._reception.refuse(str(error))
             self._drop(link, f"what it sent was refused: {error}")
+        except Exception as error:  # such as no memory for a body: the others are not to blame
+            self._reception.refuse("failed")
+            self._drop(link, f"what it sent could not be taken: {type(error).__name__}: {error}")
 
     def _drop(self, link: Link, reason: str) -> None:
         peer = link.session.peer
@@ -205,7 +224,12 @@ class Switchboard:
     def _welcome(self, link: Link) -> None:
         """The peer hears of it when everyone here may know: whoever sends to it now, sends the welcome before."""
         link.prepare_welcome()
-        self._connect(link)
+        try:
+            self._connect(link)
+        except OSError:  # the kernel watches no more connections
+            self._reception.refuse("failed")
+            link.close("it could not be taken")
+            return
         link.flush()
 
     def _tend(self, now: float) -> None:
@@ -227,40 +251,52 @@ class Switchboard:
         for stranger in list(self._strangers.values()):
             if now > stranger.deadline:
                 self._send_away(stranger, "unauthenticated")
+        if self._listens_at is not None and now > self._listens_at and not self._is_leaving:
+            self._listens_at = None
+            self._selector.register(self._listener, READ, self._take_call)
+
+    def _stop_listening(self) -> None:
+        if self._listener.fileno() in self._selector.get_map():
+            self._selector.unregister(self._listener)
 
     # Strangers.
 
     def _take_call(self, _events: int) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # it has hung up already, or there are no descriptors left
-            return
+        except OSError as error:
+            if error.errno in EXHAUSTED:  # it would be called again and again, at once
+                self._stop_listening()
+                self._listens_at = time.monotonic() + SHORT_NAP
+            return  # else it has hung up already
         if len(self._strangers) >= MAX_STRANGERS:
             self._reception.refuse("crowded")
             connection.close()
             return
+        try:
+            self._begin(connection)
+        except OSError:  # it has hung up already, or the kernel watches no more connections
+            self._reception.refuse("failed")
+            connection.close()
+
+    def _begin(self, connection: socket.socket) -> None:
         prepare(connection)
         connection.setblocking(False)
         steps = self._greet(connection)
         stranger = _Stranger(connection, time.monotonic() + HANDSHAKE_SECONDS, steps, next(steps))
-        self._strangers[connection] = stranger
         self._selector.register(connection, READ, lambda _events: self._hear(stranger))
+        self._strangers[connection] = stranger
 
     def _hear(self, stranger: _Stranger) -> None:
         try:
-            while True:
-                if stranger.want.receive(stranger.connection) == 0:
-                    raise RefusedError("unauthenticated")
-                if stranger.want.is_full:
-                    stranger.want = next(stranger.steps)
-        except BlockingIOError:
-            pass
+            session = _follow(stranger)
         except RefusedError as error:
             self._send_away(stranger, str(error))
         except OSError:
             self._send_away(stranger, "unauthenticated")
-        except StopIteration as stop:
-            self._admit(stranger, stop.value)
+        else:
+            if session is not None:
+                self._admit(stranger, session)
 
     def _greet(self, connection: socket.socket) -> Generator[Buffer, None, Session]:
         """The called side of the handshake; returns the session."""
@@ -286,12 +322,17 @@ class Switchboard:
         return Session(hello.address, hello.incarnation, keys, hello.signs_bodies)
 
     def _admit(self, stranger: _Stranger, session: Session) -> None:
+        try:
+            link = self._make_link(stranger.connection, session)
+        except Exception:  # no descriptors, no memory, a folder that is gone: only this one cannot be taken
+            self._send_away(stranger, "failed")
+            return
         self._selector.unregister(stranger.connection)
         del self._strangers[stranger.connection]
-        self._latest[session.peer] = session.incarnation
-        link = self._make_link(stranger.connection, session)
         if link is None:
+            stranger.connection.close()  # it has ended since it called
             return
+        self._latest[session.peer] = session.incarnation
         if session.peer not in self._links:
             self._welcome(link)
             return
@@ -305,3 +346,18 @@ class Switchboard:
         self._selector.unregister(stranger.connection)
         del self._strangers[stranger.connection]
         stranger.connection.close()
+
+
+def _follow(stranger: _Stranger) -> Session | None:
+    """Read what a stranger says; the session when it has proved who it is, None while there is more to come."""
+    try:
+        while True:
+            if stranger.want.receive(stranger.connection) == 0:
+                raise RefusedError("unauthenticated")
+            if stranger.want.is_full:
+                stranger.want = next(stranger.steps)
+    except BlockingIOError:
+        return None
+    except StopIteration as stop:
+        session: Session = stop.value
+        return session
