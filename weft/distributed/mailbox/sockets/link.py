@@ -282,6 +282,8 @@ class Link:
         if self._bodies is None:
             raise RefusedError("malformed")
         landing.copy(self._bodies.borrow(self.session.incarnation, place, num_bytes))
+        if self._bodies.is_given_up(self.session.incarnation, self._reception.incarnation):
+            raise LinkEndedError("it has given this peer up")
         self.send(Kind.RELEASE, str(number).encode())
 
     def _take_back(self, meta: bytes) -> None:
@@ -291,8 +293,8 @@ class Link:
 
     # The end.
 
-    def close(self, reason: str) -> None:
-        """Give up what is under way, in and out."""
+    def close(self, reason: str, *, is_last: bool = False) -> None:
+        """Give up what is under way, in and out; at the very last, the peer may still read what it was lent."""
         error = explain_gone(self.session.peer, reason)
         with self._lock:
             self.reason = reason
@@ -303,7 +305,7 @@ class Link:
         if self._landing is not None:
             self._reception.give_up(self._landing)
         if self._bodies is not None:
-            self._bodies.forget(self.session.incarnation, error)
+            self._bodies.forget(self.session.incarnation, error, is_last=is_last)
         self.connection.close()
 
 

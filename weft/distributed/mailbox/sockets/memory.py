@@ -8,6 +8,11 @@ released.
 
 The arena is anonymous memory, opened by peers through /proc as the shared-memory group does: it has no name, so nothing
 is left behind whoever is killed when. There is no lock: a block has one writer, and is read only after its frame came.
+
+    | a byte for each life of a peer: 1 when it was given up | blocks ... |
+
+A peer that was given up may only have slept, and read its frames later, when their blocks hold something else. So its
+byte is set before they are free, and whoever has copied a block looks at its own byte before it makes use of the copy.
 """
 
 import mmap
@@ -27,6 +32,8 @@ from weft.distributed.mailbox.sockets.work import SendWork
 from weft.errors import PeerLostError
 
 __all__ = ["MIN_BYTES", "Loan", "SharedBodies", "invite", "map_shared"]
+
+MARKS_BYTES = 2**20  # how many lives can be lent to: a later one gets its bodies through the socket
 
 MIN_BYTES = 2**15
 """Bodies below this go through the socket: a frame back and forth would cost more than the copy."""
@@ -53,7 +60,10 @@ class Loan(NamedTuple):
 
 @final
 class SharedBodies:
-    """This peer's arena, what it has lent to whom, and the arenas of the others by incarnation."""
+    """This peer's arena, what it has lent to whom, and the arenas of the others by incarnation.
+
+    `find` gives the invitation of an incarnation.
+    """
 
     def __init__(self, find: Callable[[int], Invitation | None]) -> None:
         self._find = find
@@ -62,7 +72,7 @@ class SharedBodies:
         self._descriptor = os.memfd_create("weft-mailbox")
         os.truncate(self._descriptor, num_bytes)
         self._memory = map_shared(self._descriptor, num_bytes)
-        self._arena = Arena(self._memory, 0, num_bytes)
+        self._arena = Arena(self._memory, MARKS_BYTES, num_bytes - MARKS_BYTES)
         self._base = _as_row(self._memory).data_ptr()
         self._lock = threading.Lock()
         self._num_loans = 0
@@ -79,7 +89,7 @@ class SharedBodies:
     def lend(self, to: int, tensors: Sequence[Tensor], work: SendWork) -> Loan | None:
         """Let a peer read tensors, where they are or in a copy; None where it does not pay."""
         num_bytes = sum(tensor.nbytes for tensor in tensors)
-        if num_bytes < MIN_BYTES:
+        if num_bytes < MIN_BYTES or to >= MARKS_BYTES:
             return None
         is_in_place = len(tensors) == 1 and 0 <= tensors[0].data_ptr() - self._base < self._num_bytes
         block = tensors[0] if is_in_place else self._copy(tensors, num_bytes)
@@ -122,17 +132,27 @@ class SharedBodies:
             raise RefusedError("malformed")
         return row
 
-    def forget(self, peer: int, error: PeerLostError) -> None:
-        """The peer has gone: what it was lent comes back, and its memory is let go."""
+    def is_given_up(self, peer: int, me: int) -> bool:
+        """Whether a peer has taken back what it had lent to this life: what was borrowed may be something else."""
+        return me < MARKS_BYTES and bool(self._others[peer][me])
+
+    def forget(self, peer: int, error: PeerLostError, *, is_last: bool = False) -> None:
+        """The peer has gone: what it was lent comes back, and its memory is let go.
+
+        At the very last, when nothing is written to the arena any more, copies stay lent: slow peers read them yet.
+        """
         with self._lock:
-            lent = {key: self._lent.pop(key) for key in list(self._lent) if key[0] == peer}
+            keys = [key for key, (_, work) in self._lent.items() if key[0] == peer and not (is_last and work is None)]
+            if keys:
+                self._memory[peer] = 1  # before anything is free to be changed
+            lent = {key: self._lent.pop(key) for key in keys}
         for _, work in lent.values():
             if work is not None:
                 work.end(error)
         self._others.pop(peer, None)
 
     def close(self) -> None:
-        self._lent.clear()
+        """What is still lent stays so: freed, it could be given out by `empty` and written to."""
         self._others.clear()
         os.close(self._descriptor)
 

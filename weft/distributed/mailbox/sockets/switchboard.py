@@ -124,7 +124,7 @@ class Switchboard:
 
     def _give_back(self) -> None:
         for link in [*self._links.values(), *(heir for heir, _ in self._heirs.values())]:
-            link.close("this mailbox has closed")
+            link.close("this mailbox has closed", is_last=True)
         for connection in self._strangers:
             connection.close()
         self._listener.close()
