@@ -9,7 +9,7 @@ import torch
 
 from weft.distributed.group import AbstractGroup, RecordingGroup, SoloGroup
 from weft.distributed.group.virtual import die, run_virtual
-from weft.distributed.mailbox import LEFT, VirtualMailbox
+from weft.distributed.mailbox import JOINED, LEFT, VirtualMailbox
 from weft.errors import PeerLostError, TrainingError, UsageError
 from weft.planning.cluster import Link
 from weft.planning.network import NetworkModel
@@ -131,6 +131,56 @@ def test_messages_of_one_that_dies_arrive_before_the_news() -> None:
 
     result = run_virtual(program, 2, network=SECOND_PER_BYTE, notice=1.0, timeout=1e6)
     assert result.results[0] == (["push", LEFT], 4102.0)
+
+
+def test_late_news_of_an_end_is_not_for_those_who_ask_the_next_life() -> None:
+    """Peer 1 leaves with a message on its way until 4102, and is back before."""
+
+    def program(group: AbstractGroup) -> Any:
+        mailbox = VirtualMailbox(group)
+        mailbox.await_peers({0, 1})
+        if group.rank == 1:
+            mailbox.start_send(0, "push", {}, [torch.ones(1000)])
+            mailbox.close()
+            group.clock.wait_until(50.0)
+            again = VirtualMailbox(group)
+            group.clock.wait_until(5000.0)
+            again.send(0, "answer")
+            group.clock.wait_until(6000.0)
+            return None
+        before = mailbox.start_receive("answer", 1)
+        group.clock.wait_until(60.0)
+        after = mailbox.start_receive("answer", 1)
+        with pytest.raises(PeerLostError, match="it left"):
+            before.wait()
+        before.cancel()
+        return group.clock.now(), after.wait().incarnation
+
+    result = run_virtual(program, 2, network=SECOND_PER_BYTE, timeout=1e6)
+    assert result.results[0] == (4102.0, 2)
+
+
+def test_two_lives_end_in_their_order() -> None:
+    """The second life is over before the last message of the first has come."""
+
+    def program(group: AbstractGroup) -> Any:
+        mailbox = VirtualMailbox(group)
+        mailbox.await_peers({0, 1})
+        if group.rank == 1:
+            group.clock.wait_until(1.0)
+            mailbox.start_send(0, "push", {}, [torch.ones(1000)])
+            mailbox.close()
+            group.clock.wait_until(50.0)
+            VirtualMailbox(group).close()
+            return None
+        mailbox.follow_peers()
+        assert mailbox.receive(JOINED).incarnation == 1
+        group.clock.wait_until(60.0)
+        assert mailbox.receive("push", 1).incarnation == 1
+        return [(note.tag, note.incarnation) for note in (mailbox.receive((JOINED, LEFT)) for _ in range(3))]
+
+    result = run_virtual(program, 2, network=SECOND_PER_BYTE, timeout=1e6)
+    assert result.results[0] == [(LEFT, 1), (JOINED, 2), (LEFT, 2)]
 
 
 def test_a_message_for_an_earlier_life_is_refused_and_counted() -> None:

@@ -26,6 +26,7 @@ class Ask:
 
     __slots__ = (
         "_result",
+        "born",
         "evacuate",
         "into",
         "is_claimed",
@@ -49,6 +50,7 @@ class Ask:
         self.evacuate: Callable[[], None] | None = None  # moves what has come of that message out of `into`
         self.is_in_place = False  # the message's tensors are those of `into`
         self.losses: dict[int, str] = {}  # sources that have gone since it was asked, and why
+        self.born = 0  # how many lives of peers had begun when it was asked; counted where news is slower than peers
         self._result: Message | None = None
         if frozenset() in (self.tags, self.sources):
             raise UsageError("a receive asks for nothing (no tag or no source); name at least one, or None for all")
@@ -113,9 +115,14 @@ class Inbox:
         self._num_arrivals += 1
         return self._hand_out(self._num_arrivals, message)
 
-    def lose(self, source: int, reason: str) -> list[Ask]:
-        """A source has gone, and all of its messages are in; returns the asks that are vain now."""
+    def lose(self, source: int, reason: str, later_life: int | None = None) -> list[Ask]:
+        """A source has gone, and all of its messages are in; returns the asks that are vain now.
+
+        Where its later life has begun already, what was asked since is asked of that one.
+        """
         concerned = [ask for ask in self._asks if ask.sources is not None and source in ask.sources]
+        if later_life is not None:
+            concerned = [ask for ask in concerned if ask.born <= later_life]
         for ask in concerned:
             ask.losses[source] = reason
         return [ask for ask in concerned if ask.is_vain]

@@ -86,7 +86,7 @@ class VirtualMailbox(AbstractMailbox):
     ) -> "_VirtualReceive":
         self._check_open()
         ask = Ask(tag, source, into)
-        ask.losses = self._room.losses(self._rank, ask)
+        ask.losses, ask.born = self._room.losses(self._rank, ask), self._room.num_joined
         self._hole.inbox.ask(ask)
         return _VirtualReceive(self, ask)
 

@@ -58,14 +58,18 @@ class MailRoom(AbstractGuest):
         self.gone: dict[int, tuple[str, dict[int, float]]] = {}  # why, and when its last messages arrive where
         self.num_joined = 0
         self.latest: dict[int, int] = {}  # incarnation, also of those who have gone
+        self._later: dict[int, int] = {}  # incarnation -> that of the same rank's next life
 
     def join(self, rank: int) -> Pigeonhole:
         if rank in self.holes:
             raise UsageError(f"address is taken (address: {rank}); close its mailbox before")
         hole = self.holes[rank] = Pigeonhole(self.num_joined)
+        if rank in self.latest:
+            self._later[self.latest[rank]] = self.num_joined
         self.latest[rank] = self.num_joined
         self.num_joined += 1
         _, last_arrival = self.gone.pop(rank, ("", {}))
+        hole.last_arrival.update(last_arrival)  # news of this life's end may not overtake the messages of the last one
         note = Message(rank, JOINED, {}, incarnation=hole.incarnation)
         for other in self.followers(rank):
             # After the last message of the life before, and the note that it has ended.
@@ -127,7 +131,7 @@ class MailRoom(AbstractGuest):
         hole = self.holes.get(to)
         if hole is None or hole.incarnation != incarnation:
             return
-        vain = hole.inbox.lose(note.source, note.header["reason"])
+        vain = hole.inbox.lose(note.source, note.header["reason"], self._later.get(note.incarnation))
         wait = self.office.waits.get(to)
         if isinstance(wait, MailWait) and any(ask in wait.asks for ask in vain):
             self.scheduler.resume(to)
