@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
@@ -42,10 +42,10 @@ class Landing:
     def is_full(self) -> bool:
         return self._row == len(self._rows)
 
-    @property
-    def rows(self) -> list[memoryview]:
-        """The memory itself, for whoever checks what has come."""
-        return self._rows
+    def digest(self, digest: Callable[[Sequence[memoryview]], bytes]) -> bytes:
+        """Of what has come. Whoever wants the tensors back waits: what they write there is not the message's."""
+        with self._lock:
+            return digest(self._rows)
 
     def receive(self, connection: socket.socket) -> int:
         """Take what a socket has; 0 at its end. Raises BlockingIOError where there is nothing now."""

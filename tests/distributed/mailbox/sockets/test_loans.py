@@ -12,7 +12,7 @@ from weft.distributed.mailbox.reception import Reception
 from weft.distributed.mailbox.sockets.handshake import Keys
 from weft.distributed.mailbox.sockets.link import Link, LinkEndedError, Session
 from weft.distributed.mailbox.sockets.memory import SharedBodies
-from weft.errors import DeadlineError, PeerLostError
+from weft.errors import DeadlineError, PeerLostError, UsageError
 
 SIZE = 20_000
 
@@ -77,6 +77,13 @@ def test_what_was_taken_back_is_not_delivered(pair: Pair, is_in_place: bool) -> 
     with pytest.raises(LinkEndedError, match="it has given this peer up"):
         pair.receiver.read()
     assert pair.poll() is None
+
+
+def test_a_message_that_cannot_be_sent_keeps_no_memory(pair: Pair) -> None:
+    place = pair.empty().data_ptr()
+    with pytest.raises(UsageError, match="too many tensors"):
+        pair.sender.send_message("push", b"{}", (torch.ones(8),) * 5000)
+    assert pair.empty().data_ptr() == place
 
 
 def test_the_last_words_of_one_that_closes_can_still_be_read(pair: Pair) -> None:

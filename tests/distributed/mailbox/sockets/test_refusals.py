@@ -3,7 +3,8 @@
 import os
 import pickle
 import socket
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.distributed.mailbox.peers import run_sockets
 from weft.distributed.mailbox import LEFT, AbstractMailbox
 from weft.distributed.mailbox.reception import Reception
 from weft.distributed.mailbox.sockets import FolderDirectory, Member, open_sockets, opening
+from weft.distributed.mailbox.sockets import link as link_module
 from weft.distributed.mailbox.sockets import switchboard as switchboard_module
 from weft.distributed.mailbox.sockets.calling import call, connect, find_host, listen_on
 from weft.distributed.mailbox.sockets.frames import (
@@ -25,7 +27,13 @@ from weft.distributed.mailbox.sockets.frames import (
     pack_meta,
     sign_body,
 )
-from weft.distributed.mailbox.sockets.handshake import CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES, Hello, make_proof
+from weft.distributed.mailbox.sockets.handshake import (
+    CHALLENGE_BYTES,
+    HELLO_BYTES,
+    PROOF_BYTES,
+    Hello,
+    make_proof,
+)
 from weft.distributed.mailbox.sockets.link import Link, Session
 from weft.errors import DeadlineError, PeerLostError, UsageError
 
@@ -372,6 +380,34 @@ def test_a_receive_that_is_cancelled_half_way_gives_its_tensors_back(scene: Scen
     (tensor,) = scene.server.receive("push", 1).tensors
     assert torch.equal(tensor, torch.ones(2000))
     assert torch.equal(ready, torch.full((2000,), 7.0))
+
+
+def test_a_signed_body_is_judged_before_its_tensors_are_given_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, what the caller wrote after it had cancelled was taken for a forgery, and the peer was dropped."""
+    connection = scene.connect()
+    session = call(connection, Hello(1, 5, 0, 0, signs_bodies=True), SECRET)
+    assert session is not None
+    ready = torch.zeros(2)
+    asked = scene.server.start_receive("push", 1, into=[ready])
+
+    def take_back() -> None:
+        asked.cancel()
+        ready.fill_(7.0)
+
+    taker = threading.Thread(target=take_back)
+
+    def slow_digest(rows: Sequence[memoryview]) -> bytes:
+        taker.start()
+        taker.join(0.1)  # as long as it takes to do harm; it waits for this to end
+        return digest_body(rows)
+
+    monkeypatch.setattr(link_module, "digest_body", slow_digest)
+    connection.sendall(signed(session, BODY))
+    assert scene.server.receive("push", 1, deadline=scene.server.clock.now() + 10).tensors[0].tolist() == [0.0, 0.0]
+    taker.join()
+    assert (scene.server.refusals(), ready.tolist()) == ({}, [7.0, 7.0])
 
 
 def test_only_one_interface_is_listened_on() -> None:

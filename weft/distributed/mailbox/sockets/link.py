@@ -37,8 +37,9 @@ from weft.distributed.mailbox.sockets.frames import (
     unpack_meta,
 )
 from weft.distributed.mailbox.sockets.handshake import Keys
-from weft.distributed.mailbox.sockets.memory import SharedBodies
+from weft.distributed.mailbox.sockets.memory import Loan, SharedBodies
 from weft.distributed.mailbox.sockets.work import SendWork
+from weft.errors import UsageError
 
 __all__ = ["Buffer", "Link", "LinkEndedError", "Session"]
 
@@ -137,14 +138,22 @@ class Link:
     def send_message(self, tag: str, header: bytes, tensors: tuple[Tensor, ...]) -> AbstractWork:
         work = SendWork(tensors)
         loan = self._bodies.lend(self.session.incarnation, tensors, work) if self._bodies is not None else None
-        meta = pack_meta(tag, header, tensors, None if loan is None else (loan.number, loan.place))
+        try:
+            meta = pack_meta(tag, header, tensors, None if loan is None else (loan.number, loan.place))
+        except UsageError:
+            self._take_back_loan(loan)
+            raise
         views = [as_row(tensor) for tensor in tensors if tensor.numel()] if loan is None else []
         ends_when_written = loan is None or not loan.is_in_place
         if not self.send(Kind.MESSAGE, meta, views, work if ends_when_written else None):
-            if self._bodies is not None and loan is not None:
-                self._bodies.take_back(self.session.incarnation, loan.number)
+            self._take_back_loan(loan)
             return LostWork(explain_gone(self.session.peer, self.reason))
         return work
+
+    def _take_back_loan(self, loan: Loan | None) -> None:
+        """Of a frame that was not sent."""
+        if self._bodies is not None and loan is not None:
+            self._bodies.take_back(self.session.incarnation, loan.number)
 
     def send(
         self, kind: Kind, meta: bytes = b"", views: Sequence[memoryview] = (), work: SendWork | None = None
@@ -272,7 +281,7 @@ class Link:
             if self._signs and head.body_bytes:
                 mac = Buffer(BODY_MAC_BYTES)
                 yield mac
-                expected = sign_body(session.keys.receive, raw_head, digest_body(landing.rows))
+                expected = sign_body(session.keys.receive, raw_head, landing.digest(digest_body))
                 if not hmac.compare_digest(mac.data, expected):
                     raise RefusedError("forged")
         self._landing = None
