@@ -32,6 +32,7 @@ from weft.distributed.mailbox.sockets.handshake import (
     HELLO_BYTES,
     PROOF_BYTES,
     Hello,
+    make_mark,
     make_proof,
 )
 from weft.distributed.mailbox.sockets.link import Link, Session
@@ -408,6 +409,16 @@ def test_a_signed_body_is_judged_before_its_tensors_are_given_back(
     assert scene.server.receive("push", 1, deadline=scene.server.clock.now() + 10).tensors[0].tolist() == [0.0, 0.0]
     taker.join()
     assert (scene.server.refusals(), ready.tolist()) == ({}, [7.0, 7.0])
+
+
+def test_a_port_that_somebody_else_has_by_now_is_no_peer(scene: Scene, tmp_path: Path) -> None:
+    """Once, a mailbox could not open where another run had the port of a peer that was killed."""
+    other, here = scene.directory.read(0), FolderDirectory(tmp_path / "here")
+    assert other is not None
+    here.join(Member(0, other.endpoint, mark=make_mark(bytes(32))))
+    mailbox = open_sockets("tcp", here, 1, secret=bytes(32))
+    assert (mailbox.peers(), mailbox.refusals()) == ({}, {"unauthenticated": 1})
+    mailbox.close()
 
 
 def test_only_one_interface_is_listened_on() -> None:

@@ -28,12 +28,13 @@ ENTRY_SECONDS = 5.0
 class Member:
     """How a life of a peer is reached: `endpoint` is host and port, or the name of a socket of this machine.
 
-    `memory` invites to the memory that it shares with others on its host.
+    `memory` invites to the memory that it shares with others on its host. `mark` tells which secret it knows.
     """
 
     address: int
     endpoint: str
     memory: str = ""
+    mark: str = ""
     has_left: bool = False
 
 

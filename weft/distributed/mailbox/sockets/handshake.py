@@ -26,6 +26,7 @@ __all__ = [
     "check_challenge",
     "check_proof",
     "make_challenge",
+    "make_mark",
     "make_proof",
     "session_keys",
     "unpack_hello",
@@ -75,6 +76,11 @@ def unpack_hello(raw: bytes) -> Hello:
     return Hello(address, incarnation, to, to_incarnation, bool(signs_bodies))
 
 
+def make_mark(secret: bytes) -> str:
+    """What tells, in the roll, that two peers know the same secret; a challenge gives away as much."""
+    return _sign(secret, b"roll", b"").hex()
+
+
 def make_challenge(secret: bytes, hello: bytes) -> bytes:
     nonce = secrets.token_bytes(NONCE_BYTES)
     return nonce + _sign(secret, b"called", hello + nonce)
@@ -100,5 +106,5 @@ def session_keys(secret: bytes, hello: bytes, challenge: bytes, *, is_caller: bo
 
 
 def _sign(secret: bytes, role: bytes, words: bytes) -> bytes:
-    # The role is of a length that the rest cannot shift: the rest has one of two fixed lengths.
+    # No role begins as another does up to its zero, and under each role the rest has one fixed length.
     return hmac.digest(secret, role + b"\0" + words, "sha256")

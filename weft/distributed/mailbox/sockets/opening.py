@@ -16,7 +16,7 @@ from weft.distributed.mailbox.sockets.calling import (
     listen_on,
 )
 from weft.distributed.mailbox.sockets.directory import AbstractDirectory, Member
-from weft.distributed.mailbox.sockets.handshake import Hello
+from weft.distributed.mailbox.sockets.handshake import Hello, make_mark
 from weft.distributed.mailbox.sockets.mailbox import SocketMailbox
 from weft.distributed.mailbox.sockets.memory import SharedBodies
 from weft.distributed.mailbox.sockets.switchboard import Settings, Switchboard
@@ -54,7 +54,7 @@ def open_sockets(
     listener = listen_on(find_host(interface)) if is_tcp else listen_here()
     bodies = None if is_tcp else SharedBodies(lambda number: _invitation(directory.read(number)))
     memory = "" if bodies is None else str(bodies.invitation)
-    number = directory.join(Member(address, endpoint_of(listener), memory))
+    number = directory.join(Member(address, endpoint_of(listener), memory, make_mark(secret)))
     signs_bodies = is_tcp and not is_loopback(listener.getsockname()[0])
     settings = Settings(secret, timeout, max_bytes, signs_bodies, known)
     reception = Reception(address, number)
@@ -100,7 +100,10 @@ def _call_all(directory: AbstractDirectory, reception: Reception, switchboard: S
             session = call(connection, hello, settings.secret)
         except UsageError:
             connection.close()
-            raise
+            if member.mark != make_mark(settings.secret):
+                raise
+            reception.refuse("unauthenticated")  # it died, and somebody else has its port
+            continue
         if session is None:
             connection.close()
         else:
