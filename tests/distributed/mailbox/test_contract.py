@@ -67,6 +67,13 @@ def test_closing_ends_all_waiting(kind: str) -> None:
     contract.check_kind(program, KINDS[kind], 1)
 
 
+def test_closing_ends_the_waiting_for_a_window() -> None:
+    mailbox = LocalPost().open(0)
+    threading.Timer(0.02, mailbox.close).start()
+    with pytest.raises(UsageError, match="mailbox is closed"):
+        mailbox.window(0, "never", mailbox.clock.now() + 10)
+
+
 def test_an_address_is_given_once() -> None:
     post = LocalPost()
     mailbox = post.open(3)

@@ -80,6 +80,7 @@ class LocalPost:
     def find_window(self, asker: Reception, peer: int, name: str, deadline: float) -> ChunkedWindow:
         with self._exposed:
             while (peer, name) not in self._windows:
+                asker.check_open()
                 loss = asker.find_loss(peer)
                 if loss is not None and asker.has_gone(peer):
                     raise loss
