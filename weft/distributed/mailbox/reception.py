@@ -148,6 +148,11 @@ class Reception:
             is_there = peer in self._present or peer == self.address
             return None if is_there else explain_gone(peer, self._gone.get(peer))
 
+    def find_latest(self, peer: int) -> int:
+        """The incarnation of a peer's last life that was here; -1 where there was none."""
+        with self._changed:
+            return self._latest.get(peer, -1)
+
     def has_gone(self, peer: int) -> bool:
         with self._changed:
             return peer in self._gone

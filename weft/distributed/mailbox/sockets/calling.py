@@ -17,10 +17,25 @@ from weft.distributed.mailbox.sockets.handshake import (
 from weft.distributed.mailbox.sockets.link import Session
 from weft.errors import UsageError
 
-__all__ = ["call", "connect", "endpoint_of", "find_host", "is_loopback", "listen_here", "listen_on", "prepare"]
+__all__ = [
+    "NoAnswerError",
+    "call",
+    "connect",
+    "endpoint_of",
+    "find_host",
+    "is_loopback",
+    "listen_here",
+    "listen_on",
+    "prepare",
+]
 
 BACKLOG = 512
+WELCOME_SECONDS = 5.0  # at least: an earlier life of this peer has to end before
 _SIOCGIFADDR = 0x8915
+
+
+class NoAnswerError(Exception):
+    """Whoever was called says nothing, or hung up before it said anything: it may answer when it is called again."""
 
 
 def find_host(interface: str) -> str:
@@ -93,17 +108,22 @@ def call(connection: socket.socket, hello: Hello, secret: bytes) -> Session | No
     """The caller's side of the handshake, over a connection that blocks; None where the other side hung up.
 
     Raises:
+        NoAnswerError: there was no challenge.
         UsageError: whoever was called does not know the secret.
     """
     words = hello.pack()
     try:
         connection.sendall(words)
         challenge = _read(connection, CHALLENGE_BYTES)
+    except (OSError, EOFError):
+        raise NoAnswerError from None
+    try:
         if not check_challenge(secret, words, challenge):
             raise UsageError(
                 f"peer does not know the secret of this run (peer: {hello.to}); give the same secret to all"
             )
         connection.sendall(make_proof(secret, words, challenge))
+        connection.settimeout(max(connection.gettimeout() or 0.0, WELCOME_SECONDS))
         keys = session_keys(secret, words, challenge, is_caller=True)
         welcome = _read(connection, HEAD_BYTES)
         head = unpack_head(welcome, 0, 0)

@@ -1,4 +1,4 @@
-"""From an address to an open mailbox: listen, enter the roll, call all who came before."""
+"""From an address to an open mailbox: listen, enter the roll, take calls, call all who came before."""
 
 from collections.abc import Collection
 from contextlib import suppress
@@ -6,17 +6,10 @@ from typing import Literal
 
 from weft.distributed.group.shared_memory.rendezvous import Invitation
 from weft.distributed.mailbox.reception import Reception
-from weft.distributed.mailbox.sockets.calling import (
-    call,
-    connect,
-    endpoint_of,
-    find_host,
-    is_loopback,
-    listen_here,
-    listen_on,
-)
+from weft.distributed.mailbox.sockets.calling import endpoint_of, find_host, is_loopback, listen_here, listen_on
 from weft.distributed.mailbox.sockets.directory import AbstractDirectory, Member
-from weft.distributed.mailbox.sockets.handshake import Hello, make_mark
+from weft.distributed.mailbox.sockets.handshake import make_mark
+from weft.distributed.mailbox.sockets.joining import Joining
 from weft.distributed.mailbox.sockets.mailbox import SocketMailbox
 from weft.distributed.mailbox.sockets.memory import SharedBodies
 from weft.distributed.mailbox.sockets.switchboard import Settings, Switchboard
@@ -41,6 +34,8 @@ def open_sockets(
 ) -> SocketMailbox:
     """Open a mailbox for a new peer, or for one that comes back; returns when all who came before know of it.
 
+    One who does not answer in time, and has not ended, is called again in the background.
+
     Args:
         secret: of the run; it is used and never sent.
         timeout: seconds after which a silent peer counts as lost; a dead one is seen at once.
@@ -54,14 +49,22 @@ def open_sockets(
     listener = listen_on(find_host(interface)) if is_tcp else listen_here()
     bodies = None if is_tcp else SharedBodies(lambda number: _invitation(directory.read(number)))
     memory = "" if bodies is None else str(bodies.invitation)
-    number = directory.join(Member(address, endpoint_of(listener), memory, make_mark(secret)))
+    try:
+        number = directory.join(Member(address, endpoint_of(listener), memory, make_mark(secret)))
+    except BaseException:
+        listener.close()
+        if bodies is not None:
+            bodies.close()
+        raise
     signs_bodies = is_tcp and not is_loopback(listener.getsockname()[0])
     settings = Settings(secret, timeout, max_bytes, signs_bodies, known)
     reception = Reception(address, number)
     switchboard = Switchboard(listener, reception, settings, bodies)
     windows = None if is_tcp else SharedWindows(directory)
+    joining = Joining(directory, reception, switchboard, settings)
 
     def give_back() -> None:
+        joining.stop()
         if bodies is not None:
             bodies.close()
         if windows is not None:
@@ -70,44 +73,13 @@ def open_sockets(
             directory.leave(number)
 
     mailbox = SocketMailbox(reception, switchboard, windows, bodies, give_back=give_back)
+    switchboard.start()  # who comes after need not wait until all who came before have answered
     try:
-        _call_all(directory, reception, switchboard, settings)
+        joining.call_all()
     except BaseException:
-        switchboard.start()
         mailbox.close()
         raise
-    switchboard.start()
     return mailbox
-
-
-def _call_all(directory: AbstractDirectory, reception: Reception, switchboard: Switchboard, settings: Settings) -> None:
-    """Call the last life of every peer that came before. One that does not answer has gone."""
-    last: dict[int, int] = {}
-    members = {number: directory.read(number) for number in range(reception.incarnation)}
-    for number, member in members.items():
-        if member is not None:
-            last[member.address] = number
-    for peer, number in last.items():
-        member = members[number]
-        if member is None or member.has_left or peer == reception.address:
-            continue
-        try:
-            connection = connect(member.endpoint, settings.timeout)
-        except OSError:
-            continue
-        hello = Hello(reception.address, reception.incarnation, peer, number, settings.signs_bodies)
-        try:
-            session = call(connection, hello, settings.secret)
-        except UsageError:
-            connection.close()
-            if member.mark != make_mark(settings.secret):
-                raise
-            reception.refuse("unauthenticated")  # it died, and somebody else has its port
-            continue
-        if session is None:
-            connection.close()
-        else:
-            switchboard.add(connection, session)
 
 
 def _invitation(member: Member | None) -> Invitation | None:

@@ -57,6 +57,14 @@ class _Stranger:
     want: Buffer
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """A link of a call that another thread has made; `is_done` when the loop has taken it."""
+
+    link: Link
+    is_done: threading.Event
+
+
 @final
 class Switchboard:
     """Owns the listening socket and every link. Only its thread reads, joins and drops; any thread may send."""
@@ -77,6 +85,7 @@ class Switchboard:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()  # over what other threads touch: the bell, who waits, when to close
         self._waiting: set[Link] = set()  # links whose outbox the kernel did not take
+        self._arrivals: list[_Arrival] = []
         self._closes_at: float | None = None
         self._is_leaving = False  # goodbye has been said, and no more calls are taken
         self._listens_at: float | None = None  # when to take calls again, after there were no descriptors for them
@@ -92,12 +101,21 @@ class Switchboard:
         return self._links.get(peer)
 
     def add(self, connection: socket.socket, session: Session) -> None:
-        """A connection that this side has opened; before the start."""
+        """A connection that this side has opened, from any thread; returns when the loop has taken it, or will not."""
         link = self._make_link(connection, session)
         if link is None:
             connection.close()
-        else:
-            self._connect(link)
+            return
+        arrival = _Arrival(link, threading.Event())
+        with self._lock:
+            is_running = self._bell >= 0
+            if is_running:
+                self._arrivals.append(arrival)
+        if not is_running:
+            link.close("this mailbox has closed")
+            return
+        self._ring()
+        arrival.is_done.wait()
 
     def close(self) -> None:
         """Say goodbye to all, give their last words a little time, and end the thread."""
@@ -123,15 +141,19 @@ class Switchboard:
             self._give_back()
 
     def _give_back(self) -> None:
-        for link in [*self._links.values(), *(heir for heir, _ in self._heirs.values())]:
+        with self._lock:  # the bell's number may be another file's from here on
+            bell, self._bell = self._bell, -1
+            os.close(bell)
+            arrivals, self._arrivals = self._arrivals, []
+        for arrival in arrivals:
+            arrival.is_done.set()
+        links = [*self._links.values(), *(heir for heir, _ in self._heirs.values())]
+        for link in [*links, *(arrival.link for arrival in arrivals)]:
             link.close("this mailbox has closed", is_last=True)
         for connection in self._strangers:
             connection.close()
         self._listener.close()
         self._selector.close()
-        with self._lock:  # its number may be another file's from here on
-            bell, self._bell = self._bell, -1
-            os.close(bell)
 
     def _nap(self) -> float:
         is_busy = self._closes_at is not None or self._strangers or self._heirs or self._listens_at is not None
@@ -155,7 +177,11 @@ class Switchboard:
             os.eventfd_read(self._bell)
         with self._lock:
             waiting, self._waiting = self._waiting, set()
+            arrivals, self._arrivals = self._arrivals, []
             closes = self._closes_at is not None
+        for arrival in arrivals:
+            self._take_in(arrival.link, is_welcome=not closes)
+            arrival.is_done.set()
         for link in waiting:
             if self._links.get(link.session.peer) is link:
                 self._selector.modify(link.connection, READ | WRITE, self._handler(link))
@@ -193,6 +219,22 @@ class Switchboard:
         self._latest[link.session.peer] = link.session.incarnation
         self._reception.join(link.session.peer, link.session.incarnation)
 
+    def _take_in(self, link: Link, *, is_welcome: bool) -> None:
+        """A link of a call that was answered."""
+        if not is_welcome or link.session.incarnation <= self._latest.get(link.session.peer, -1):
+            link.close("it was replaced")  # a later life has called meanwhile
+            return
+        self._try_connect(link)
+
+    def _try_connect(self, link: Link) -> bool:
+        try:
+            self._connect(link)
+        except OSError:  # the kernel watches no more connections
+            self._reception.refuse("failed")
+            link.close("it could not be taken")
+            return False
+        return True
+
     def _handler(self, link: Link) -> Callable[[int], None]:
         return lambda events: self._serve(link, events)
 
@@ -224,13 +266,8 @@ class Switchboard:
     def _welcome(self, link: Link) -> None:
         """The peer hears of it when everyone here may know: whoever sends to it now, sends the welcome before."""
         link.prepare_welcome()
-        try:
-            self._connect(link)
-        except OSError:  # the kernel watches no more connections
-            self._reception.refuse("failed")
-            link.close("it could not be taken")
-            return
-        link.flush()
+        if self._try_connect(link):
+            link.flush()
 
     def _tend(self, now: float) -> None:
         """Signs of life out, and silence noticed. If it was this process that slept, nobody is blamed for it."""
