@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 MAGIC = b"weft"
-VERSION = 2
+VERSION = 3
 MAC_BYTES = 16
 BODY_MAC_BYTES = 32
 MAX_TENSORS = 4096
