@@ -11,11 +11,12 @@ from tests.training.planted import StopAt, build_tiny, ignore
 from weft.errors import CorruptFileError
 from weft.training.checkpoint import Entry, Snapshot
 from weft.training.events import StepEnded
-from weft.training.layout import PER_RANK, REPLICATED
+from weft.training.layout import AVERAGED, PER_RANK, REPLICATED
 from weft.training.loop import TrainingState, train
 from weft.training.optimizers import Adam, Optimizer
+from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.sampling import SamplerState
-from weft.training.snapshot import restore, take_snapshot
+from weft.training.snapshot import fit_to_replicas, restore, take_snapshot
 
 
 def trained(**options: Any) -> TrainingState:
@@ -43,6 +44,7 @@ def test_the_names_and_layouts_of_a_checkpoint() -> None:
         "evaluated": 0,
         "target_met": False,
         "sampler": {"epoch": 0, "offset": 8},
+        "consistency": None,
         "started": 5.0,
     }
 
@@ -107,3 +109,34 @@ def test_entry_that_the_model_lacks(name: str) -> None:
     entries = {**snapshot.entries, name: Entry(REPLICATED, (torch.ones(1),))}
     with pytest.raises(CorruptFileError, match=rf"entry that the model lacks \({name}\)"):
         restore(build_tiny()[1], replace(snapshot, entries=entries))
+
+
+class Apart(SoloReplicas):  # type: ignore[misc]
+    """Ranks with weights of their own, as far as a checkpoint knows."""
+
+    consistency = "local(steps=2)"
+
+
+OF_TWO_RANKS = {
+    "parameter/w": Entry(AVERAGED, (torch.tensor([0.0]), torch.tensor([3.0]))),
+    "slot/w/count": Entry(AVERAGED, (torch.tensor(4), torch.tensor(4))),
+    "random": Entry(PER_RANK, (torch.tensor(5), torch.tensor(6))),
+    "local/round": Entry(PER_RANK, (torch.tensor(7), torch.tensor(8))),
+}
+
+
+def entries_for(replicas: AbstractReplicas, **progress: str | None) -> dict[str, list[float]]:
+    fitted = fit_to_replicas(Snapshot(1, OF_TWO_RANKS, progress), replicas).entries
+    return {name: [part.item() for part in entry.parts] for name, entry in fitted.items()}
+
+
+@pytest.mark.parametrize("progress", [{"consistency": "local(steps=2)"}, {}], ids=["same", "not said"])
+def test_ranks_with_the_consistency_of_a_checkpoint_get_what_was_their_own(progress: dict[str, str]) -> None:
+    found = entries_for(Apart(), **progress)
+    assert found == {"parameter/w": [0, 3], "slot/w/count": [4, 4], "random": [5, 6], "local/round": [7, 8]}
+
+
+def test_ranks_with_another_consistency_get_the_mean_and_keep_their_randomness() -> None:
+    mean = {"parameter/w": [1.5], "slot/w/count": [4], "random": [5, 6]}
+    assert entries_for(SoloReplicas(), consistency="local(steps=2)") == entries_for(SoloReplicas()) == mean
+    assert entries_for(Apart(), consistency="gossip(graph=ring)") == entries_for(Apart(), consistency=None) == mean

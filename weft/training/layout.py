@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.errors import CorruptFileError
 
-__all__ = ["AVERAGED", "PER_RANK", "REPLICATED", "SUMMED", "Layout", "part_for", "sharded"]
+__all__ = ["AVERAGED", "PER_RANK", "REPLICATED", "SUMMED", "Layout", "mean_of", "part_for", "sharded"]
 
 
 @dataclass(frozen=True)
@@ -60,5 +60,10 @@ def part_for(layout: Layout, parts: Sequence[Tensor], rank: int, world_size: int
     if layout.kind == "summed":
         return torch.stack(list(parts)).sum(0) / world_size
     if layout.kind == "averaged":
-        return torch.stack(list(parts)).mean(0) if parts[0].is_floating_point() else parts[0]
+        return mean_of(parts)
     return parts[rank] if rank < len(parts) else None
+
+
+def mean_of(parts: Sequence[Tensor]) -> Tensor:
+    """What ranks with different tensors stand for; counters are the same on all of them."""
+    return torch.stack(list(parts)).mean(0) if parts[0].is_floating_point() else parts[0]

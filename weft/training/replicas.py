@@ -82,6 +82,12 @@ class AbstractReplicas(ABC):
     def is_synchronous(self) -> bool:
         """Whether ranks meet in every step, and so hold the same parameters and optimizer state after it."""
 
+    @property
+    def consistency(self) -> str | None:
+        """How ranks come together that each save weights of their own, as a plan spells it; None where a checkpoint
+        holds one set of weights, with which all begin."""
+        return None
+
     @abstractmethod
     def join(self, model: State) -> None:
         """Begin together: every rank leaves with the parameters and buffers of rank 0, in place."""

@@ -24,7 +24,7 @@ from weft.training.probes import probe_data, probe_scaling, probe_step, use_reso
 from weft.training.recipe import Recipe
 from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.results import hash_tensors, judge, to_target, values_of
-from weft.training.snapshot import restore
+from weft.training.snapshot import fit_to_replicas, restore
 from weft.training.surroundings import Surroundings
 
 __all__ = ["find_begun", "mark_failed", "resume_run", "run_recipe"]
@@ -192,6 +192,7 @@ def _train_once(
         if not surroundings.is_virtual:
             _check_same_start(snapshot, replicas)
         if snapshot:
+            snapshot = fit_to_replicas(snapshot, replicas)
             state = restore(state, snapshot, replicas.rank, replicas.size)
             replicas.remember(snapshot.step, snapshot.entries)
             history.restore(snapshot.progress["history"])

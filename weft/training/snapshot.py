@@ -15,13 +15,13 @@ from torch import Tensor
 from weft.errors import CorruptFileError
 from weft.graph import State
 from weft.training.checkpoint import Entry, Snapshot
-from weft.training.layout import AVERAGED, PER_RANK, REPLICATED
+from weft.training.layout import AVERAGED, PER_RANK, REPLICATED, mean_of
 from weft.training.loop import TrainingState
 from weft.training.optimizers import OptimizerState, Shared
 from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.sampling import SamplerState
 
-__all__ = ["restore", "take_snapshot"]
+__all__ = ["fit_to_replicas", "restore", "take_snapshot"]
 
 
 def take_snapshot(state: TrainingState, extra: Mapping[str, Any], replicas: AbstractReplicas | None = None) -> Snapshot:
@@ -46,9 +46,24 @@ def take_snapshot(state: TrainingState, extra: Mapping[str, Any], replicas: Abst
         "evaluated": state.evaluated,
         "target_met": state.target_met,
         "sampler": state.sampler.to_dict(),
+        "consistency": replicas.consistency,
         **extra,
     }
     return Snapshot(state.step, entries, progress)
+
+
+def fit_to_replicas(snapshot: Snapshot, replicas: AbstractReplicas) -> Snapshot:
+    """The checkpoint as these replicas go on from it.
+
+    Weights and slots of a rank's own are for ranks that come together as those did who saved them. With another
+    consistency all begin with the mean: synchronous ranks that began apart would stay apart.
+    """
+    own = replicas.consistency
+    # Checkpoints that do not say were written before it was kept; relaxed ranks have always gone on from their own.
+    if own is not None and snapshot.progress.get("consistency", own) == own:
+        return snapshot
+    entries = {name: _agreed(entry) for name, entry in snapshot.entries.items() if not _is_of_scheme(name, entry)}
+    return replace(snapshot, entries=entries)
 
 
 def restore(state: TrainingState, snapshot: Snapshot, rank: int = 0, size: int = 1) -> TrainingState:
@@ -88,6 +103,16 @@ def _entry(tensor: Tensor, replicas: AbstractReplicas) -> Entry:
     if replicas.is_synchronous:
         return Entry(REPLICATED, (tensor,))
     return Entry(AVERAGED, replicas.gather(tensor.detach()))
+
+
+def _agreed(entry: Entry) -> Entry:
+    """With the mean in place of what ranks have each for itself."""
+    return Entry(REPLICATED, (mean_of(entry.parts),)) if entry.layout == AVERAGED else entry
+
+
+def _is_of_scheme(name: str, entry: Entry) -> bool:
+    """Whether it is what the scheme of one rank remembers of the way to its own weights."""
+    return entry.layout == PER_RANK and name != "random" and not name.startswith("buffer/")
 
 
 def _of_rank(name: str, entry: Entry, rank: int, size: int) -> Tensor | None:

@@ -1,28 +1,33 @@
 """Relaxed replicas in whole runs: records, stops, checkpoints, other numbers of ranks and other plans."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.distributed.consistency.cases import make_replicas
+from tests.distributed.consistency.server.served import Course, momentum, spec_of
 from tests.distributed.placement.test_data_parallel import interrupt_on, stop_after
 from tests.training.planted import build_tiny, clock_of_ticks, ignore, module_with_dropout
 from tests.training.test_run import tiny
 from weft.distributed.consistency.agreement import Agreement
+from weft.distributed.consistency.server import ServedReplicas, serve, settings_of
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
+from weft.distributed.mailbox import VirtualMailbox
 from weft.errors import DivergedError
 from weft.metrics.record import Repetition, RunRecord
 from weft.metrics.record_file import read_record
 from weft.metrics.run_folder import RunFolder, create_run_folder
+from weft.specs import parse_plan
 from weft.torch_private import use_determinism
 from weft.training import run as run_module
 from weft.training.checkpoint import latest_checkpoint
 from weft.training.events import Listener
-from weft.training.loop import train
+from weft.training.loop import Task, TrainingState, train
 from weft.training.recipe import Recipe
 from weft.training.run import resume_run, run_recipe
 
@@ -130,6 +135,81 @@ def test_another_number_of_ranks_or_another_consistency_goes_on(
     again = resume_on(size, tmp_path / "run", after)
     assert again.status == "done" and len(again.series["train/loss"]) == len(again.series["step_time"]) == 22
     assert again.series["train/loss"][-1] < again.series["train/loss"][0]
+
+
+def begin_again(
+    monkeypatch: pytest.MonkeyPatch, path: Path, resume: Callable[[], object]
+) -> tuple[dict[int, dict[str, Tensor]], dict[str, Tensor]]:
+    """What every rank has before the first step of a resumed run, and the mean of what was saved."""
+    snapshot = latest_checkpoint(path / "checkpoint" / "seed-0", pytest.fail)
+    assert snapshot is not None
+    trained = {n: e.parts for n, e in snapshot.entries.items() if n.startswith(("parameter/", "slot/"))}
+    assert any(not torch.equal(parts[0], other) for parts in trained.values() for other in parts[1:])
+    found: dict[int, dict[str, Tensor]] = {}
+
+    def look(task: Task, state: TrainingState, **_: object) -> tuple[TrainingState, str]:
+        slots = task.replicas.collect(state.optimizer).slots
+        own = {f"parameter/{name}": tensor for name, tensor in state.model.parameters.items()}
+        own |= {f"slot/{name}/{slot}": tensor for name, kept in slots.items() for slot, tensor in kept.items()}
+        found[task.replicas.rank] = {name: tensor.detach().clone() for name, tensor in own.items()}
+        return state, "looked at"
+
+    monkeypatch.setattr(run_module, "train", look)
+    resume()
+    return found, {name: torch.stack(parts).mean(0) for name, parts in trained.items()}
+
+
+def same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], tolerance: float = 0.0) -> bool:
+    assert found.keys() == expected.keys()
+    return all(torch.allclose(found[name], expected[name], rtol=tolerance, atol=tolerance) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("gossip(ring)", "sync"),
+        ("local(2)", "sync"),  # at a meeting the weights are the same, the slots are not
+        ("local(2)", "local(3)"),
+        ("elastic(2)", "gossip(ring)"),
+        ("gossip(ring)", "local(2,outer=nesterov)"),
+    ],
+)
+def test_with_another_consistency_all_ranks_begin_with_the_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+) -> None:
+    # Regression: as many ranks took each its own weights, whatever came after, and synchronous ones stayed apart.
+    with interrupt_on(monkeypatch, 0, 3), pytest.raises(KeyboardInterrupt):
+        run_on(3, recipe_of_steps(batch_size=64), tmp_path / "run", before)
+    found, mean = begin_again(monkeypatch, tmp_path / "run", lambda: resume_on(3, tmp_path / "run", after))
+    assert same(found[1], found[0]) and same(found[2], found[0])
+    assert same(found[0], mean, 1e-6)
+
+
+def test_with_the_same_consistency_ranks_begin_with_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with interrupt_on(monkeypatch, 0, 3), pytest.raises(KeyboardInterrupt):
+        run_on(3, recipe_of_steps(batch_size=64), tmp_path / "run", "gossip(ring)")
+    found, mean = begin_again(monkeypatch, tmp_path / "run", lambda: resume_on(3, tmp_path / "run", "gossip(ring)"))
+    assert not same(found[0], found[1]) and not same(found[0], mean, 1e-6)
+
+
+def test_servers_begin_with_the_mean_of_ranks_that_were_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Regression: they took the weights and slots of rank 0.
+    with interrupt_on(monkeypatch, 0, 3), pytest.raises(KeyboardInterrupt):
+        run_on(3, recipe_of_steps(batch_size=64), tmp_path / "run", "gossip(ring)")
+    plan = parse_plan("data=3 consistency=stale(0) topology=server")
+
+    def program(group: AbstractGroup) -> None:
+        mailbox = VirtualMailbox(group)
+        if group.rank == 3:
+            serve(mailbox, spec_of(Course(plan), 0))
+            return
+        replicas = ServedReplicas(mailbox, settings_of(plan, momentum()), [0])
+        resume_run(RunFolder(tmp_path / "run"), replicas=replicas)
+
+    found, mean = begin_again(monkeypatch, tmp_path / "run", lambda: run_virtual(program, 4, timeout=1e6))
+    assert same(found[0], mean, 1e-6)  # the slots are those of the servers
+    weights = [name for name in mean if name.startswith("parameter/")]
+    assert all(torch.equal(found[rank][name], found[0][name]) for rank in (1, 2) for name in weights)
 
 
 @pytest.mark.parametrize(("consistency", "expected"), [("local(3)", 6), ("local(3,after=5)", 4), ("gossip(ring)", 16)])

@@ -44,4 +44,4 @@ def relax(base: AbstractReplicas, group: AbstractGroup, choice: Choice) -> Abstr
     if choice.name == "sync":
         return base
     until = int(choice["after"]) if choice.name == "local" else 0
-    return RelaxedReplicas(group, base, SCHEMES[choice.name](group, choice), until)
+    return RelaxedReplicas(group, base, SCHEMES[choice.name](group, choice), str(choice), until)

@@ -27,12 +27,16 @@ class RelaxedReplicas(AbstractReplicas):
 
     Args:
         base: the synchronous replicas of the same group: how ranks begin, share batches, add and gather.
+        consistency: the scheme as a plan spells it.
     """
 
-    def __init__(self, group: AbstractGroup, base: AbstractReplicas, scheme: AbstractScheme, until: int = 0) -> None:
+    def __init__(
+        self, group: AbstractGroup, base: AbstractReplicas, scheme: AbstractScheme, consistency: str, until: int = 0
+    ) -> None:
         self._group = group
         self._base = base
         self._scheme = scheme
+        self._consistency = consistency
         self._until = until
         self._agreement = Agreement(group)
         self._parameters: Mapping[str, Tensor] = {}
@@ -51,6 +55,10 @@ class RelaxedReplicas(AbstractReplicas):
     @property
     def is_synchronous(self) -> bool:
         return False
+
+    @property
+    def consistency(self) -> str:
+        return self._consistency
 
     @property
     def scheme(self) -> AbstractScheme:
