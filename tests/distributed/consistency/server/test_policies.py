@@ -25,10 +25,12 @@ from weft.distributed.consistency.server import (
     audit_arrival,
     audit_rounds,
     make_policy,
+    settings_of,
 )
 from weft.distributed.consistency.server.decisions import decode, encode
 from weft.errors import CorruptFileError
 from weft.specs import parse_plan
+from weft.training.optimizers import SGD, Optimizer
 
 NUM_WORKERS = 4
 
@@ -162,6 +164,25 @@ def test_a_restored_shard_waits_only_for_ranks_that_have_come() -> None:
             _, release = policy.push(rank, step - 2 + rank, 1.0)
             assert release == Release(rank, step + rank)
     assert policy.leave(2, 2.0) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "num_batches", "first"),
+    [("elastic(8)", 2, 1), ("elastic(8)", 8, 4), ("elastic(8)", 0, 0), ("async", 1, 4), ("async", 0, 0)],
+)
+def test_a_resumed_training_leaves_no_work_out(text: str, num_batches: int, first: int) -> None:
+    # Regression: the N stints that a training deals out in advance were passed over, up to tau - 1 batches.
+    plan = parse_plan(f"data=4 consistency={text} topology=server")
+    policy, settings = make_policy(plan.consistency, 4), settings_of(plan, Optimizer(SGD(), lr=0.1))
+    step = settings.first_after(num_batches)
+    assert settings.batch_of(step * settings.period) == num_batches
+    released = [policy.arrive(rank, step, 0.0) for rank in (2, 0, 3, 1)]
+    assert released == [[Release(rank, first + place)] for place, rank in enumerate((2, 0, 3, 1))]
+    assert policy.push(0, first + 1, 1.0)[-1] == Release(0, first + 4)
+
+
+def test_a_restored_shard_does_not_deal_out_again_what_ranks_took_in_advance() -> None:
+    assert Arrival(4, is_fresh=False).arrive(0, 1, 0.0) == [Join(0), Release(0, 4)]
 
 
 def test_all_are_told_to_stop() -> None:

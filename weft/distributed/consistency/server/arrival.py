@@ -31,6 +31,7 @@ class Arrival(AbstractPolicy):
         self._expected = set(self._clocks)  # those that have not come yet
         self._next_step = num_workers
         self._waiting: dict[int, int] = {}  # rank -> its next step; in the order in which they asked
+        self._has_begun = not is_fresh  # whether work has been dealt out
         self._is_stopped = False
 
     def arrive(self, rank: int, step: int | None, now: float) -> Sequence[Decision]:
@@ -39,13 +40,9 @@ class Arrival(AbstractPolicy):
             # One that comes back neither holds up the others nor is far ahead of them.
             self._clocks[rank] = min(self._clocks.values(), default=0)
             decisions.append(Join(rank))
-        if step is None and rank in self._expected:
-            step = rank  # the first steps are dealt out in advance, so that the start is the same every time
-        else:
-            self._next_step = max(self._next_step, step or 0)
-            step = self._take()
+        self._waiting[rank] = self._first_step(rank, step)
         self._expected.discard(rank)
-        self._waiting[rank] = step
+        self._has_begun = True
         return [*decisions, *self._release()]
 
     def push(self, rank: int, step: int, now: float, others: Sequence[Push] = ()) -> Sequence[Decision]:
@@ -73,6 +70,16 @@ class Arrival(AbstractPolicy):
 
     def ring(self, now: float) -> Sequence[Decision]:
         return []
+
+    def _first_step(self, rank: int, step: int | None) -> int:
+        """What a rank takes when it comes; `step` is where it goes on."""
+        if step is None and rank in self._expected:
+            return rank  # the first steps are dealt out in advance, so that the start is the same every time
+        if step is not None and not self._has_begun:
+            # Nothing is dealt out in advance where a training goes on, be it before every rank has taken a step.
+            self._next_step = step
+        self._next_step = max(self._next_step, step or 0)
+        return self._take()
 
     def _take(self) -> int:
         step, self._next_step = self._next_step, self._next_step + 1
