@@ -41,6 +41,7 @@ __all__ = [
     "relative_error",
     "trace_ranks",
     "trace_reference",
+    "weigh_shares",
 ]
 
 Trace = list[dict[str, Tensor]]
@@ -110,16 +111,23 @@ def _reference_step(task: Task, state: TrainingState, randoms: list[Tensor]) -> 
         task.splits.train.take(share(indices, rank, len(randoms)), state.sampler.epoch) for rank in range(len(randoms))
     ]
     total: dict[str, Tensor | None] = {}
-    parameters, num_targets = state.model.parameters, sum(batch.num_targets for batch in batches)
+    parameters, weights = state.model.parameters, weigh_shares(batches)
     with use_point(parameters, task.optimizer.prepare(parameters, state.optimizer)):
         for rank, batch in enumerate(batches):
             if len(batch):
                 found, randoms[rank] = gradients_at(task, replace(state.model, random=randoms[rank]), batch)
-                add_weighted(total, found, batch.num_targets / max(1, num_targets))
+                add_weighted(total, found, weights[rank])
     lr = task.optimizer.lr * task.schedule(state.samples)
     optimizer = Update(task.optimizer, parameters, state.optimizer, lr, task.clip_norm).apply(total)
     samples = state.samples + len(indices)
     return replace(state, optimizer=optimizer, sampler=sampler, step=state.step + 1, samples=samples)
+
+
+def weigh_shares(batches: Sequence[Batch]) -> list[float]:
+    """How much the mean of each share counts in that of the batch: by targets, or by samples if there are none."""
+    targets = [batch.num_targets for batch in batches]
+    counts = targets if any(targets) else [len(batch) for batch in batches]
+    return [count / sum(counts) for count in counts]
 
 
 def gradients_at(task: Task, model: State, batch: Batch) -> tuple[dict[str, Tensor | None], Tensor]:

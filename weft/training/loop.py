@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from weft.errors import DivergedError, PeerLostError, TrainingError
 from weft.graph import AbstractExecutor, State
@@ -123,7 +124,7 @@ def take_step(task: Task, state: TrainingState) -> tuple[TrainingState, StepResu
     indices, sampler = task.sampler.next_batch(state.sampler)
     batch = task.splits.train.take(task.replicas.share(indices), state.sampler.epoch)
     lr = task.optimizer.lr * task.schedule(state.samples)
-    weight = _weight(task, batch, len(indices))
+    weight = _weight(task, batch, indices)
 
     if task.step_in_one is not None and task.step_in_one.stands_for(task.executor, task.optimizer):
         loss, model, optimizer = task.step_in_one(state.model, state.optimizer, batch, lr)
@@ -193,14 +194,20 @@ def _evaluate(task: Task, state: TrainingState, clock: Callable[[], float]) -> E
     return Evaluation(state.step, state.samples, progress_of(task, state).epoch, clock(), values)
 
 
-def _weight(task: Task, batch: Batch, num_samples: int) -> float:
-    """How much this rank's mean counts in the mean of all: by samples, or by targets where samples differ in them."""
-    if task.replicas.size == 1:
+def _weight(task: Task, batch: Batch, indices: Tensor) -> float:
+    """How much this rank's mean counts in the mean of all: by samples, or by targets where samples differ in them.
+
+    The weights of all ranks sum to 1. Ranks that do not meet count the targets of the whole batch each for itself.
+    """
+    data, replicas = task.splits.train, task.replicas
+    if replicas.size == 1:
         return 1.0
-    if not task.splits.train.has_padding() or not task.replicas.is_synchronous:
-        return len(batch) / num_samples
-    total = task.replicas.sum(torch.tensor([batch.num_targets], dtype=torch.float64)).item()
-    return batch.num_targets / max(1.0, total)
+    total = 0.0
+    if data.has_padding() and replicas.is_synchronous:
+        total = replicas.sum(torch.tensor([batch.num_targets], dtype=torch.float64)).item()
+    elif data.has_padding():
+        total = data.num_targets(indices)
+    return batch.num_targets / total if total else len(batch) / len(indices)
 
 
 def _divergence(task: Task, state: TrainingState, batch: Batch, loss: float) -> TrainingError:

@@ -25,6 +25,7 @@ from weft.distributed.proof import (
     place_before_the_end,
     random_of,
     relative_error,
+    weigh_shares,
 )
 from weft.graph import State
 from weft.specs import Batch
@@ -77,7 +78,7 @@ def trace_replicas(
         for replica, batch in zip(replicas, batches, strict=True):
             gradients.append(_gradients(task, replica, state.model, batch))
         lr = task.optimizer.lr * task.schedule(state.samples)
-        counts = [len(own) / len(indices) for own in shares]
+        counts = weigh_shares(batches)
         _update_all(task, replicas, equations, gradients, counts, lr, step - after)
         state = replace(state, sampler=sampler, step=state.step + 1, samples=state.samples + len(indices))
         for trace, replica in zip(traces, replicas, strict=True):

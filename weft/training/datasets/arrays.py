@@ -47,6 +47,10 @@ class ArrayDataset(AbstractDataset):
     def has_padding(self) -> bool:
         return self._has_padding
 
+    def num_targets(self, indices: Tensor) -> int:
+        is_number = self._targets.is_floating_point()
+        return len(indices) if is_number else int((self._targets[indices] != IGNORED).sum())
+
     @cached_property
     def _has_padding(self) -> bool:
         return not self._targets.is_floating_point() and bool((self._targets == IGNORED).any())

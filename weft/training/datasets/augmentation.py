@@ -40,6 +40,12 @@ class Augmented(AbstractDataset):
     def lengths(self) -> Tensor | None:
         return self._dataset.lengths()
 
+    def has_padding(self) -> bool:
+        return self._dataset.has_padding()
+
+    def num_targets(self, indices: Tensor) -> int:
+        return self._dataset.num_targets(indices)
+
     def labels(self) -> Tensor | None:
         return self._dataset.labels()
 

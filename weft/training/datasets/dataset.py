@@ -37,6 +37,11 @@ class AbstractDataset(ABC):
         """Whether some targets are IGNORED, so that samples differ in how much they weigh."""
         return self.lengths() is not None
 
+    def num_targets(self, indices: Tensor) -> int:
+        """`num_targets` of the batch of these samples. Where some are padding, ranks that do not meet ask it of whole
+        global batches, of which each takes a share: what can count without decoding should."""
+        return self.take(indices).num_targets
+
     def labels(self) -> Tensor | None:
         """The class of every sample where it has one (what weighting balances), else None. Costs no decoding."""
         return None

@@ -48,6 +48,9 @@ class SequenceDataset(AbstractDataset):
     def lengths(self) -> Tensor:
         return torch.tensor([len(sequence) - 1 for sequence in self._sequences])
 
+    def num_targets(self, indices: Tensor) -> int:
+        return sum(len(self._sequences[index]) - 1 for index in indices.tolist())
+
     @cached_property
     def _checksum(self) -> str:
         return checksum_of(*self._sequences)

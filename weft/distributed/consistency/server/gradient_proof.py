@@ -13,7 +13,7 @@ from weft.distributed.consistency.server.gradient_equations import Computed, Set
 from weft.distributed.consistency.server.settings import may_cut
 from weft.distributed.proof import Proof, compare_all, copy_of, gradients_at, random_of
 from weft.graph import State
-from weft.specs import Plan
+from weft.specs import Batch, Plan
 from weft.training.build import build_optimizer, build_task
 from weft.training.datasets import Splits
 from weft.training.gradients import use_point
@@ -58,7 +58,14 @@ def _compute(task: Task, model: State, size: int, replica: Replica, number: int,
         with use_point(replica.weights, task.optimizer.prepare(replica.weights, replica.optimizer)):
             at = replace(model, parameters=replica.weights, random=replica.random)
             found, replica.random = gradients_at(task, at, batch)
-    return Computed(found, len(batch) / len(indices), lr)
+    return Computed(found, _weigh(task, batch, indices), lr)
+
+
+def _weigh(task: Task, batch: Batch, indices: Tensor) -> float:
+    """How much a share counts in its batch: by targets where samples differ in them."""
+    data = task.splits.train
+    whole = data.take(indices).num_targets if data.has_padding() else 0
+    return batch.num_targets / whole if whole else len(batch) / len(indices)
 
 
 def compare_ends(

@@ -1,0 +1,109 @@
+"""Samples that differ in how many targets they have: relaxed ranks weigh them as synchronous ranks do."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.distributed.consistency.cases import make_replicas
+from tests.distributed.consistency.server.served import Course, spec_of
+from tests.distributed.test_proof import with_settings
+from weft.distributed.consistency.proof import compare_replicas, steps_needed, trace_replicas
+from weft.distributed.consistency.server import ServedReplicas, serve, settings_of
+from weft.distributed.group import AbstractGroup
+from weft.distributed.group.virtual import run_virtual
+from weft.distributed.mailbox import VirtualMailbox
+from weft.distributed.proof import Trace, relative_error, trace_ranks, trace_reference
+from weft.recipes import pydoc_lstm
+from weft.specs import IGNORED, parse_plan
+from weft.training.build import build_splits
+from weft.training.component import Component
+from weft.training.datasets import ArrayDataset, Splits, splits_from_arrays
+from weft.training.optimizers import SGD, Optimizer
+from weft.training.recipe import Fixed, Mutable, Recipe
+
+STEPS = 3
+RECIPE = Recipe(
+    "arrays",
+    "",
+    Fixed(Component("mlp", hidden=4), Component("arrays", path=""), Component("cross_entropy"), epochs=1),
+    Mutable(batch_size=12, optimizer=Component("sgd", lr=0.1), sampler=Component("ordered")),
+)
+
+
+def make_splits(num_ignored: int = 15) -> Splits:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 6, generator=generator), torch.randint(0, 3, (40,), generator=generator)
+    y[torch.randperm(40, generator=generator)[:num_ignored]] = IGNORED
+    return splits_from_arrays(x, y, x[:5], y[20:25].clamp(0), x[5:9], y[30:34].clamp(0))
+
+
+def trace(consistency: str, splits: Splits, num_steps: int = STEPS) -> list[Trace]:
+    make = make_replicas(consistency)
+    return list(run_virtual(lambda group: trace_ranks(RECIPE, splits, 0, num_steps, make(group)), 3).results)
+
+
+def largest_error(found: Trace, expected: Trace) -> float:
+    return max(
+        relative_error(one[name], two[name])[0] for one, two in zip(found, expected, strict=True) for name in two
+    )
+
+
+def test_a_meeting_after_every_step_is_the_synchronous_run() -> None:
+    # Regression: ranks that do not meet in every step weighed by samples.
+    splits = make_splits()
+    expected = trace_reference(RECIPE, splits, 0, STEPS, 3)
+    assert largest_error(trace("sync", splits)[0], expected) == 0
+    assert largest_error(trace("local(1)", splits)[0], expected) < 1e-6
+    first, *_ = trace("local(2,after=2)", splits)
+    assert largest_error(first[:2], expected[:2]) == 0
+
+
+@pytest.mark.parametrize("consistency", ["local(2)", "gossip(ring)", "elastic(2)"])
+def test_ranks_follow_the_equations(consistency: str) -> None:
+    splits, choice = make_splits(), parse_plan(f"data=3 consistency={consistency}").consistency
+    num_steps = steps_needed(choice, 3)
+    references = trace_replicas(RECIPE, splits, 0, num_steps, 3, choice)
+    proof = compare_replicas(trace(consistency, splits, num_steps), references)
+    assert proof.passed, proof.finding
+
+
+def test_a_batch_without_targets_leaves_the_weights_where_they_are() -> None:
+    splits = make_splits(num_ignored=40)
+    for name, tensor in trace("local(1)", splits)[0][-1].items():
+        torch.testing.assert_close(tensor, trace_reference(RECIPE, splits, 0, STEPS, 3)[-1][name])
+
+
+@pytest.mark.parametrize("consistency", ["stale(0)", "backup(0)"])
+def test_rounds_at_servers_are_the_synchronous_run_to_the_last_bit(consistency: str) -> None:
+    splits, plan = make_splits(), parse_plan(f"data=3 consistency={consistency} topology=server(shards=2)")
+    sgd = Optimizer(SGD(), lr=0.1)
+
+    def program(group: AbstractGroup) -> Any:
+        mailbox = VirtualMailbox(group)
+        if group.rank >= 3:
+            return serve(mailbox, spec_of(Course(plan, make_optimizer=lambda: sgd), group.rank - 3))
+        replicas = ServedReplicas(mailbox, settings_of(plan, sgd), [0])
+        found = trace_ranks(RECIPE, splits, 0, STEPS, replicas)
+        replicas.sum(torch.zeros(1))
+        return found
+
+    found = run_virtual(program, 5, timeout=1e6).results[0]
+    assert largest_error(found, trace_reference(RECIPE, splits, 0, STEPS, 3)) == 0
+
+
+def topics() -> Splits:
+    return build_splits(with_settings(pydoc_lstm(), data="pydoc_topics", data__max_length=24))
+
+
+@pytest.mark.parametrize("make", [make_splits, topics])
+@pytest.mark.parametrize("indices", [torch.tensor([3, 0, 7, 20]), torch.tensor([], dtype=torch.int64)])
+def test_targets_are_counted_as_in_a_batch(make: Any, indices: Tensor) -> None:
+    data = make().train
+    assert data.has_padding() and data.num_targets(indices) == data.take(indices).num_targets
+
+
+def test_numbers_are_counted_by_samples() -> None:
+    data = ArrayDataset(torch.ones(5, 2), torch.ones(5, 3))
+    assert not data.has_padding() and data.num_targets(torch.tensor([1, 2])) == 2
