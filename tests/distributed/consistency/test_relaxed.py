@@ -9,15 +9,18 @@ import torch
 from torch import Tensor
 
 from tests.distributed.consistency.cases import make_replicas
+from tests.distributed.consistency.pairs.paired import run_pairs
 from tests.distributed.consistency.server.served import Course, momentum, spec_of
 from tests.distributed.placement.test_data_parallel import interrupt_on, stop_after
 from tests.training.planted import build_tiny, clock_of_ticks, ignore, module_with_dropout
 from tests.training.test_run import tiny
 from weft.distributed.consistency.agreement import Agreement
+from weft.distributed.consistency.pairs import GossipReplicas
 from weft.distributed.consistency.server import ServedReplicas, serve, settings_of
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox
+from weft.engines.pairing import Pairing
 from weft.errors import DivergedError
 from weft.metrics.record import Repetition, RunRecord
 from weft.metrics.record_file import read_record
@@ -210,6 +213,19 @@ def test_servers_begin_with_the_mean_of_ranks_that_were_apart(tmp_path: Path, mo
     assert same(found[0], mean, 1e-6)  # the slots are those of the servers
     weights = [name for name in mean if name.startswith("parameter/")]
     assert all(torch.equal(found[rank][name], found[0][name]) for rank in (1, 2) for name in weights)
+
+
+def test_pairs_begin_with_the_mean_of_ranks_that_were_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Regression: the weights were rank 0's, and slots each rank's own.
+    with interrupt_on(monkeypatch, 0, 3), pytest.raises(KeyboardInterrupt):
+        run_on(3, recipe_of_steps(batch_size=64), tmp_path / "run", "gossip(ring)")
+    pairing = Pairing(parse_plan("data=3 consistency=gossip(complete,mix=pair)"), (0,))
+
+    def work(_: AbstractGroup, replicas: GossipReplicas) -> RunRecord:
+        return resume_run(RunFolder(tmp_path / "run"), replicas=replicas)
+
+    found, mean = begin_again(monkeypatch, tmp_path / "run", lambda: run_pairs(pairing, work))
+    assert all(same(found[rank], mean, 1e-6) for rank in range(3))
 
 
 @pytest.mark.parametrize(("consistency", "expected"), [("local(3)", 6), ("local(3,after=5)", 4), ("gossip(ring)", 16)])
