@@ -1,6 +1,9 @@
 """The parts that need no second process: requests, the arena, rendezvous, the choice of an engine."""
 
+import gc
+import mmap
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 
 from weft.distributed.group import calls
 from weft.distributed.group.shared_memory import SharedMemoryGroup
-from weft.distributed.group.shared_memory.arena import FreeList
+from weft.distributed.group.shared_memory.arena import Arena, FreeList
 from weft.distributed.group.shared_memory.rendezvous import Invitation, read_start_time
 from weft.distributed.group.shared_memory.request import Place, lower
 from weft.errors import UsageError
@@ -43,6 +46,25 @@ def test_the_arena_reuses_what_is_dropped(tmp_path: Path) -> None:
     assert group.empty((3000,), torch.float64).data_ptr() == where
     assert group.empty((0, 2)).shape == (0, 2)
     group.close()
+
+
+def test_the_garbage_collector_may_drop_a_tensor_inside_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It used to wait for the lock that its own thread held, for ever."""
+    arena = Arena(mmap.mmap(-1, 8192), 0, 8192)
+    ring: list[object] = [arena.empty((1,), torch.float32)]
+    ring.append(ring)
+    del ring
+    take = FreeList.take
+
+    def collect_and_take(free: FreeList, num_bytes: int) -> int | None:
+        gc.collect()
+        return take(free, num_bytes)
+
+    monkeypatch.setattr(FreeList, "take", collect_and_take)
+    thread = threading.Thread(target=arena.empty, args=((1,), torch.float32), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import mmap
 import threading
 import weakref
 from bisect import insort
+from collections import deque
 from math import prod
 
 import numpy as np
@@ -53,6 +54,7 @@ class Arena:
         self._memory = memory
         self._offset = offset
         self._free = FreeList(num_bytes)
+        self._dropped: deque[tuple[int, int]] = deque()  # offset, length: free again, but not yet in `_free`
         self._lock = threading.Lock()
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -61,13 +63,15 @@ class Arena:
             return torch.empty(shape, dtype=dtype)
         taken = -(-num_bytes // ALIGNMENT) * ALIGNMENT
         with self._lock:
+            self._sweep()
             offset = self._free.take(taken)
         if offset is None:
             raise UsageError(f"the shared arena is full (asked for: {num_bytes} bytes); drop tensors of group.empty()")
         block = np.frombuffer(self._memory, np.uint8, num_bytes, self._offset + offset)
-        weakref.finalize(block, self._give_back, offset, taken).atexit = False
+        # The garbage collector may drop a block in the very thread that holds the lock: it must not wait for it.
+        weakref.finalize(block, self._dropped.append, (offset, taken)).atexit = False
         return torch.from_numpy(block).view(dtype).view(shape)
 
-    def _give_back(self, offset: int, num_bytes: int) -> None:
-        with self._lock:
-            self._free.give_back(offset, num_bytes)
+    def _sweep(self) -> None:
+        while self._dropped:
+            self._free.give_back(*self._dropped.popleft())
