@@ -3,6 +3,7 @@
 import gc
 import mmap
 import os
+import subprocess
 import threading
 from pathlib import Path
 
@@ -103,6 +104,25 @@ def test_an_invitation_is_for_one_life_of_a_process() -> None:
     assert Invitation(os.getpid(), start_time + 1, descriptor).open() is None
     os.close(descriptor)
     assert invitation.open() is None
+
+
+def test_a_dead_process_that_nobody_has_reaped_is_gone() -> None:
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert read_start_time(process.pid) is None
+    process.wait()
+
+
+def test_a_process_that_ends_while_it_is_asked_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its last moment on, its descriptors belong to root."""
+
+    def refuse(*_: object) -> int:
+        raise PermissionError
+
+    start_time = read_start_time(os.getpid())
+    assert start_time is not None
+    monkeypatch.setattr(os, "open", refuse)
+    assert Invitation(os.getpid(), start_time, 0).open() is None
 
 
 def test_without_a_compiler_the_python_engine_takes_over_with_a_warning(

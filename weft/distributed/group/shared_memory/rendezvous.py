@@ -40,7 +40,7 @@ class Invitation:
             return None
         try:
             return os.open(f"/proc/{self.pid}/fd/{self.descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: it ends at this moment
             return None
 
 
@@ -84,9 +84,10 @@ class FolderRendezvous(AbstractRendezvous):
 
 
 def read_start_time(pid: int) -> int | None:
-    """When a process started, in ticks since boot; None when there is no such process."""
+    """When a process started, in ticks since boot; None when there is none, or a dead one that nobody has reaped."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
     except OSError:
         return None
-    return int(after_name.split()[19])
+    state, *numbers = after_name.split()
+    return None if state in "ZX" else int(numbers[18])
