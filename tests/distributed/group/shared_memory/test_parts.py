@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.distributed.group import calls
-from weft.distributed.group.shared_memory import SharedMemoryGroup
+from weft.distributed.group.shared_memory import SharedMemoryGroup, fallback
 from weft.distributed.group.shared_memory.arena import Arena, FreeList
 from weft.distributed.group.shared_memory.rendezvous import Invitation, read_start_time
 from weft.distributed.group.shared_memory.request import Place, lower
@@ -136,6 +136,17 @@ def test_without_a_compiler_the_python_engine_takes_over_with_a_warning(
         group = SharedMemoryGroup(tmp_path, 0, 1)
     group.barrier()
     group.close()
+
+
+def test_an_engine_that_cannot_be_made_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(fallback, "PythonEngine", refuse)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(MemoryError):
+        SharedMemoryGroup(tmp_path, 0, 1, compiled=False)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_rank_beyond_the_size_is_refused(tmp_path: Path) -> None:

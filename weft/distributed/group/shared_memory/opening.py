@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from weft.distributed.group.shared_memory import fallback, native
@@ -42,14 +43,15 @@ def open_session(rendezvous: AbstractRendezvous, member: Membership, timeout: fl
     layout = native if member.is_compiled else fallback
     arena_bytes = _arena_bytes()
     segment = join_segment(rendezvous, member, layout.segment_bytes(member.size, arena_bytes), timeout)
-    pidfds = _open_pidfds(segment)
-    spare = segment.num_cores - member.size
-    seat = Seat(member.rank, member.size, arena_bytes, pidfds, timeout, may_spin=spare >= 0, may_overlap=spare > 0)
-    engine = (
-        native.NativeEngine(segment.memory, seat) if member.is_compiled else fallback.PythonEngine(segment.memory, seat)
-    )
     offset = layout.arena_offset(member.size, arena_bytes, member.rank)
-    return Session(engine, Arena(segment.memory, offset, arena_bytes), pidfds)
+    spare = segment.num_cores - member.size
+    make_engine = native.NativeEngine if member.is_compiled else fallback.PythonEngine
+    with ExitStack() as undo:
+        pidfds = _open_pidfds(segment, undo)
+        seat = Seat(member.rank, member.size, arena_bytes, pidfds, timeout, may_spin=spare >= 0, may_overlap=spare > 0)
+        session = Session(make_engine(segment.memory, seat), Arena(segment.memory, offset, arena_bytes), pidfds)
+        undo.pop_all()
+    return session
 
 
 def _arena_bytes() -> int:
@@ -57,17 +59,16 @@ def _arena_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _open_pidfds(segment: Segment) -> tuple[int, ...]:
-    """One descriptor per rank that tells when its process ends, whoever gets its number later."""
+def _open_pidfds(segment: Segment, undo: ExitStack) -> tuple[int, ...]:
+    """One descriptor per rank that tells when its process ends, whoever gets its number later. `undo` closes them."""
     pidfds: list[int] = []
     for rank, entry in enumerate(segment.entries):
         try:
             pidfds.append(os.pidfd_open(entry.pid))
+            undo.callback(os.close, pidfds[-1])
             lives = read_start_time(entry.pid) == entry.start_time
         except ProcessLookupError:
             lives = False
         if not lives:
-            for descriptor in pidfds:
-                os.close(descriptor)
             raise PeerLostError(f"rank {rank} died while the group was opened; look at its output", rank)
     return tuple(pidfds)
