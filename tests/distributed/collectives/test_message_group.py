@@ -167,6 +167,23 @@ def test_an_exchange_moves_while_its_rank_waits_for_a_message() -> None:
     assert run_virtual(program, 3).results == (18.0,) * 3
 
 
+def test_closing_the_group_ends_what_is_under_way() -> None:
+    """To wait for it used to raise a ValueError of the list of exchanges."""
+
+    def program(group: AbstractGroup) -> bool:
+        messages = MessageGroup(group, AlgorithmChoice("ring"))
+        if group.rank == 0:
+            work = messages.start(AllReduce(torch.ones(6)))
+            messages.close()
+            for _ in range(2):
+                with pytest.raises(UsageError, match="closed while"):
+                    work.wait()
+            return work.is_done()
+        return True
+
+    assert run_virtual(program, 2).results == (True, True)
+
+
 def test_probe_finds_the_alpha_and_beta_of_the_network() -> None:
     network = NetworkModel(Link(alpha=2e-5, beta=1e-9))
     fits = run_virtual(probe, 3, network=network).results

@@ -89,7 +89,8 @@ class MessageGroup(AbstractGroup):
         return self._transport.empty(shape, dtype)
 
     def close(self) -> None:
-        self._under_way.clear()
+        for work in tuple(self._under_way):
+            work.abandon()
         self._transport.close()
 
     def start_all(self, round_calls: Sequence[Send | Recv]) -> list[AbstractWork]:
@@ -165,6 +166,10 @@ class _ExchangeWork(AbstractWork):
     def is_done(self) -> bool:
         self._group.advance_others()
         return self._is_over
+
+    def abandon(self) -> None:
+        rank = self._group.rank
+        self._end(UsageError(f"the group was closed while a call was under way (rank: {rank}); wait for it before"))
 
     def _next_round(self) -> None:
         try:
