@@ -12,6 +12,7 @@ import torch
 
 from weft.distributed.group.calls import AllReduce, Recv
 from weft.distributed.group.shared_memory import SharedMemoryGroup
+from weft.distributed.group.shared_memory.fallback import PythonEngine
 from weft.errors import PeerLostError, UsageError
 
 Run = Callable[..., list[Any]]
@@ -71,6 +72,24 @@ def test_a_silent_rank_is_named_and_is_told(run_ranks: Run, compiled: bool) -> N
 
     heard = _Heard()
     assert run_ranks(program, 3, compiled=compiled, timeout=0.3) == [[1, 0], [1, 1], [1, 2]]
+
+
+def test_a_call_that_breaks_off_has_failed_for_all(run_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it was asked again it used to say that it had ended well."""
+
+    def break_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def program(group: SharedMemoryGroup) -> list[int]:
+        if group.rank == 1:
+            return [lost_peer(lambda: [group.barrier() for _ in range(3)])]
+        work = group.start(AllReduce(torch.ones(3)))
+        monkeypatch.setattr(PythonEngine, "_put", break_off)
+        with pytest.raises(KeyboardInterrupt):
+            work.wait()
+        return [lost_peer(work.wait), lost_peer(group.barrier)]
+
+    assert run_ranks(program, 2, compiled=False) == [[0, 0], [0]]
 
 
 def test_a_rank_that_leaves_early_is_named(run_ranks: Run, compiled: bool) -> None:

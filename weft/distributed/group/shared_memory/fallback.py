@@ -201,6 +201,10 @@ class PythonEngine(AbstractEngine):
             if call in self._collectives:
                 self._fail(Reason.MISMATCH, mismatch.args[0])
             self._end(call, Outcome(Reason.MISMATCH, mismatch.args[0]))
+        except BaseException:  # such as Ctrl-C: the call stands half way, and this rank cannot go on
+            self._fail(Reason.DIED, self._rank)
+            self._end(call, Outcome(Reason.DIED, self._rank))
+            raise
 
     def _end(self, call: _Open, outcome: Outcome | None) -> None:
         (self._collectives if call in self._collectives else self._messages).remove(call)

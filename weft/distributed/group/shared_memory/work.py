@@ -70,6 +70,8 @@ def explain(outcome: Outcome, rank: int, timeout: float) -> Exception:
     """The error for a failed call, as the rank that made it sees it."""
     peer = outcome.peer
     match outcome.reason:
+        case Reason.DIED if peer == rank:
+            return PeerLostError(f"a call of this rank broke off (rank: {rank}); look at the error before it", peer)
         case Reason.DIED:
             return PeerLostError(f"rank {peer} died (seen by rank {rank}); look at its output", peer)
         case Reason.LEFT:
