@@ -4,13 +4,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from weft.distributed.group.calls import AllReduce, Recv
+from weft.distributed.group.calls import AllReduce, Broadcast, Recv
 from weft.distributed.group.shared_memory import SharedMemoryGroup
 from weft.distributed.group.shared_memory.fallback import PythonEngine
 from weft.errors import PeerLostError, UsageError
@@ -125,6 +126,23 @@ def test_calls_that_do_not_match_are_refused(run_ranks: Run, length: int, compil
 
     texts = run_ranks(program, 2, compiled=compiled)
     assert any("rank: 0, other rank: 1" in text or "rank: 1, other rank: 0" in text for text in texts)
+
+
+def test_a_call_behind_one_that_does_not_match_fails_too(run_ranks: Run, compiled: bool) -> None:
+    """It used to begin at the round of the first one, and so to meet the peer's call after all."""
+
+    def program(group: SharedMemoryGroup) -> int:
+        if group.rank == 1:
+            with suppress(UsageError):  # a root need not look at its peers' calls
+                group.broadcast(torch.ones(11), root=1)
+            return 2
+        works = [group.start(Broadcast(torch.ones(length), root=1)) for length in (10, 11)]
+        for work in works:
+            with pytest.raises(UsageError, match="do not match"):
+                work.wait()
+        return len(works)
+
+    assert run_ranks(program, 2, compiled=compiled) == [2, 2]
 
 
 def test_a_message_of_another_size_is_refused(run_ranks: Run, compiled: bool) -> None:

@@ -167,7 +167,10 @@ class Engine {
             }
             waits_for = collectives_.advance(call, moved);
             if (waits_for != kAwake) break;
-            if (call.reason == Reason::mismatch) fail(Reason::mismatch, call.culprit);
+            if (call.reason == Reason::mismatch) {  // the next call would begin at the round of this one
+                fail(Reason::mismatch, call.culprit);
+                return kAwake;
+            }
             queue_.pop_front();
             finish(&call);
             moved = true;
