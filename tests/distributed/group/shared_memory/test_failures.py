@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -73,6 +74,23 @@ def test_a_silent_rank_is_named_and_is_told(run_ranks: Run, compiled: bool) -> N
 
     heard = _Heard()
     assert run_ranks(program, 3, compiled=compiled, timeout=0.3) == [[1, 0], [1, 1], [1, 2]]
+
+
+def test_a_job_that_was_frozen_goes_on(run_ranks: Run, compiled: bool) -> None:
+    """The first to wake used to find its peers silent for longer than the timeout."""
+
+    def program(group: SharedMemoryGroup) -> float:
+        pids = torch.zeros(2, dtype=torch.int64)
+        group.all_gather(pids, torch.tensor([os.getpid()]))
+        if group.rank == 1:
+            waiting, late = pids.tolist()
+            script = f"kill -STOP {waiting} {late}; sleep 1.3; kill -CONT {waiting}; sleep 0.1; kill -CONT {late}"
+            subprocess.run(["sh", "-c", script], check=True)
+        tensor = torch.ones(1)
+        group.all_reduce(tensor)
+        return float(tensor)
+
+    assert run_ranks(program, 2, compiled=compiled, timeout=1.2) == [2.0, 2.0]
 
 
 def test_a_call_that_breaks_off_has_failed_for_all(run_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:

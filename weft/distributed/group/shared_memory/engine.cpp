@@ -28,6 +28,7 @@ constexpr int64_t kThreadSpinNs = 3 * 1000;       // it competes with the comput
 constexpr int64_t kLookNs = 5 * 1000 * 1000;      // between two looks at whether the peers are alive
 constexpr int64_t kMoveNs = 1000 * 1000;          // between two moves to another core
 constexpr int64_t kFreshNs = 1000 * 1000 * 1000;  // a heartbeat older than this is not one
+constexpr int64_t kGapNs = 1000 * 1000 * 1000;    // between two looks: this rank was frozen, and its peers maybe too
 
 class Engine {
   public:
@@ -284,7 +285,7 @@ class Engine {
 
     void sleep_for(int peer, uint64_t before) {
         const int64_t begin = now_ns();
-        if (blocked_since_ == 0) blocked_since_ = begin;
+        if (blocked_since_ == 0) blocked_since_ = last_awake_ = begin;
         me_.heartbeat.store(begin, std::memory_order_relaxed);
         me_.blocked_on.store(peer, std::memory_order_relaxed);
         const uint32_t bell = me_.doorbell.load();
@@ -294,7 +295,15 @@ class Engine {
             futex_wait(me_.doorbell, bell, kLookNs);
         }
         me_.asleep_for.store(kAwake, std::memory_order_relaxed);
+        pass_over_gap();
         if (now_ns() - last_look_ >= kLookNs) look_at_peers(peer);
+    }
+
+    // A rank that did not run cannot tell how long its peers were silent: a whole job may have been stopped.
+    void pass_over_gap() {
+        const int64_t now = now_ns(), gap = now - last_awake_;
+        if (gap > kGapNs) blocked_since_ += gap;
+        last_awake_ = now;
     }
 
     // Called after each step of this rank: wakes those who sleep for it.
@@ -404,7 +413,7 @@ class Engine {
     // Belongs to whoever drives:
     std::deque<Call*> queue_;
     int64_t num_adopted_ = 0;
-    int64_t blocked_since_ = 0, last_look_ = 0, last_move_ = 0;
+    int64_t blocked_since_ = 0, last_awake_ = 0, last_look_ = 0, last_move_ = 0;
 
     int timer_;
     std::thread thread_;

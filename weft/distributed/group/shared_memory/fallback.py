@@ -29,6 +29,7 @@ PACKET_BYTES = 2**17
 PACKET_HEAD = 64  # tag, bytes of the message
 SHORT_SLEEP, LONG_SLEEP = 20e-6, 1e-3  # seconds
 LOOK_SECONDS = 0.005
+GAP_SECONDS = 1.0  # between two rounds of waiting: this rank was frozen, and its peers maybe too
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +131,12 @@ class PythonEngine(AbstractEngine):
 
     def wait(self, handle: int) -> Outcome | None:
         call, begin = self._calls[handle], time.monotonic_ns()
-        last_move = last_look = time.monotonic()
+        last_move = last_look = now = time.monotonic()
         nap = SHORT_SLEEP
         while not call.ended:
-            now = time.monotonic()
+            before, now = now, time.monotonic()
+            if now - before > GAP_SECONDS:  # a rank that did not run cannot tell how long its peers were silent
+                last_move += now - before
             if self._advance():
                 last_move, nap = now, SHORT_SLEEP
                 continue
