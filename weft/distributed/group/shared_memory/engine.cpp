@@ -98,9 +98,14 @@ class Engine {
   private:
     void queue(Call* call) {
         call->queued = now_ns();
-        std::lock_guard<std::mutex> guard(inbox_lock_);
-        inbox_.push_back(call);
-        num_open_.fetch_add(1);
+        {
+            std::lock_guard<std::mutex> guard(inbox_lock_);
+            inbox_.push_back(call);
+            num_open_.fetch_add(1);
+        }
+        // Somebody else may drive, and sleep for a peer. In `sleep_for` the two are the other way round: it says that it
+        // sleeps, then counts the calls. So one of them sees the other.
+        if (me_.asleep_for.load() != kAwake) wake(me_);
     }
 
     // --- the engine's own thread
@@ -110,9 +115,11 @@ class Engine {
         while (!stop_.load()) {
             if (read(timer_, &expirations, sizeof expirations) < 0 || stop_.load()) continue;
             timer_set_.store(false);
-            if (num_open_.load() == 0 || !drive_.try_lock()) continue;
-            drive(nullptr);
-            drive_.unlock();
+            // Again for a call that came in the last moment: its caller found that somebody drives, and sleeps.
+            while (num_open_.load() > 0 && !stop_.load() && drive_.try_lock()) {
+                drive(nullptr);
+                drive_.unlock();
+            }
         }
     }
 
