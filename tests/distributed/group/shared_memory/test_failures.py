@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +15,9 @@ import torch
 
 from weft.distributed.group.calls import AllReduce, Broadcast, Recv
 from weft.distributed.group.shared_memory import SharedMemoryGroup
+from weft.distributed.group.shared_memory.engine import Outcome, Reason
 from weft.distributed.group.shared_memory.fallback import PythonEngine
+from weft.distributed.group.shared_memory.request import Place, lower
 from weft.errors import PeerLostError, UsageError
 
 Run = Callable[..., list[Any]]
@@ -195,6 +198,46 @@ def test_close_gives_everything_back_and_keeps_tensors_valid(tmp_path: Path, com
         group.barrier()
     del tensor, work, group
     assert (count(), os.listdir("/dev/shm"), list(tmp_path.iterdir())) == (before, entries, [])
+
+
+def test_other_threads_may_wait_while_the_group_is_closed(run_ranks: Run, tmp_path: Path, compiled: bool) -> None:
+    """They used to go on in memory that was gone. It is a race, so there are many rounds."""
+
+    def wait(group: SharedMemoryGroup, is_ready: threading.Event, errors: list[str]) -> None:
+        work = group.start(Recv(torch.empty(1), peer=0))
+        is_ready.set()
+        with pytest.raises(UsageError) as caught:
+            work.wait()
+        errors.append(str(caught.value))
+
+    def program(_: SharedMemoryGroup) -> list[str]:
+        errors: list[str] = []
+        for _round in range(30):
+            group = SharedMemoryGroup(tmp_path, 0, 1, compiled=compiled)
+            ready = [threading.Event() for _ in range(3)]
+            threads = [threading.Thread(target=wait, args=(group, is_ready, errors)) for is_ready in ready]
+            for thread, is_ready in zip(threads, ready, strict=True):
+                thread.start()
+                is_ready.wait()
+            group.close()
+            for thread in threads:
+                thread.join()
+        return errors
+
+    text = "the group was closed while a call was under way (rank: 0); wait for it before"
+    assert run_ranks(program, 1, compiled=compiled) == [[text] * 90]
+
+
+def test_an_engine_that_is_closed_ends_what_comes(tmp_path: Path, compiled: bool) -> None:
+    """Another thread may have asked the group for its engine just before."""
+    group = SharedMemoryGroup(tmp_path, 0, 1, compiled=compiled)
+    assert group._session is not None
+    engine = group._session.engine
+    group.close()
+    request, closed = lower(Recv(torch.empty(1), peer=0), Place(0, 1)), Outcome(Reason.CLOSED, 0)
+    handle = engine.start(request)
+    assert engine.is_done(handle) and engine.wait(handle) == engine.run(request) == closed
+    engine.forget(handle)
 
 
 def test_a_rank_that_never_comes_is_named(tmp_path: Path) -> None:

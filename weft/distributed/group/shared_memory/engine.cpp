@@ -8,6 +8,7 @@
 // peer waits for every turn. There a caller that asks whether its call is done drives it for as long as peers are with
 // it: ranks that compute the same ask at the same time.
 
+#include <chrono>
 #include <mutex>
 #include <thread>
 
@@ -43,36 +44,93 @@ class Engine {
         thread_ = std::thread([this] { run(); });
     }
 
-    ~Engine() {
-        stop_.store(true);
+    ~Engine() { shut(); }
+
+    // Ends all calls. When it returns, nobody touches the segment or the descriptors any more; a call that comes later
+    // ends at once. Other threads may be inside all the while.
+    void shut() {
+        {
+            std::lock_guard<std::mutex> guard(inbox_lock_);  // a call is in the inbox by now, or will find it shut
+            if (stop_.exchange(true)) return;
+        }
         set_timer(1);
-        me_.doorbell.fetch_add(1);
-        futex_wake(me_.doorbell);
+        wake(me_);
         thread_.join();
+        {
+            std::lock_guard<std::mutex> guard(drive_);  // a caller that drives lets go when it sees stop_
+            abandon(Reason::closed, rank_);
+        }
+        while (callers_.load() + visitors_.load() > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(kHoldNs));
         close(timer_);
-        adopt();
-        abandon(Reason::closed, rank_);
         me_.left.store(1);
         ring_everybody();
     }
 
     void start(Call* call) {
-        queue(call);
-        if (!timer_set_.exchange(true)) set_timer(kGraceNs);
+        const Visit visit(visitors_);
+        if (queue(call) && !timer_set_.exchange(true)) set_timer(kGraceNs);
     }
 
     // The caller drives: the engine's own thread need not know.
     void run(Call& call) {
-        queue(&call);
-        wait(call);
+        const Visit visit(callers_);
+        if (queue(&call)) await(call);
     }
 
     void wait(Call& call) {
         if (call.done.load(std::memory_order_acquire)) return;
+        const Visit visit(callers_);
+        await(call);
+    }
+
+    bool is_done(Call& call) {
+        if (call.done.load(std::memory_order_acquire)) return true;
+        if (may_overlap_) return false;
+        const Visit visit(visitors_);
+        if (stop_.load() || !drive_.try_lock()) return false;
+        drive_while_moving(call);
+        drive_.unlock();
+        if (num_open_.load() > 0) set_timer(kGraceNs);
+        return call.done.load(std::memory_order_acquire) != 0;
+    }
+
+  private:
+    // A caller inside. It counts itself, then looks at stop_; `shut` sets stop_, then looks at the count. So either it
+    // sees that the engine is shut, and leaves the segment alone, or `shut` waits for it.
+    struct Visit {
+        explicit Visit(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+        ~Visit() { count_.fetch_sub(1); }
+        Visit(const Visit&) = delete;
+        std::atomic<int>& count_;
+    };
+
+    // Whether the call is in the inbox; otherwise it has ended, as the engine is shut.
+    bool queue(Call* call) {
+        call->queued = now_ns();
+        {
+            std::lock_guard<std::mutex> guard(inbox_lock_);
+            if (stop_.load()) return refuse(call);
+            inbox_.push_back(call);
+            num_open_.fetch_add(1);
+        }
+        // Somebody else may drive, and sleep for a peer. It says that it sleeps, then counts the calls; here it is the
+        // other way round, so one of the two sees the other.
+        if (me_.asleep_for.load() != kAwake) wake(me_);
+        return true;
+    }
+
+    bool refuse(Call* call) {
+        call->reason = Reason::closed;
+        call->culprit = rank_;
+        call->begun = call->ended = call->queued;
+        call->done.store(1);
+        return false;
+    }
+
+    void await(Call& call) {
         const int64_t begin = now_ns();
-        callers_.fetch_add(1);
         while (!call.done.load(std::memory_order_acquire)) {
-            if (drive_.try_lock()) {
+            if (!stop_.load() && drive_.try_lock()) {
                 drive(&call);
                 drive_.unlock();
                 if (num_open_.load() > 0) set_timer(1);
@@ -82,30 +140,7 @@ class Engine {
             futex_wait(call.done, 0, kLookNs);
             sleepers_.fetch_sub(1);
         }
-        callers_.fetch_sub(1);
         call.waited.fetch_add(now_ns() - begin);
-    }
-
-    bool is_done(Call& call) {
-        if (call.done.load(std::memory_order_acquire)) return true;
-        if (may_overlap_ || !drive_.try_lock()) return false;
-        drive_while_moving(call);
-        drive_.unlock();
-        if (num_open_.load() > 0) set_timer(kGraceNs);
-        return call.done.load(std::memory_order_acquire) != 0;
-    }
-
-  private:
-    void queue(Call* call) {
-        call->queued = now_ns();
-        {
-            std::lock_guard<std::mutex> guard(inbox_lock_);
-            inbox_.push_back(call);
-            num_open_.fetch_add(1);
-        }
-        // Somebody else may drive, and sleep for a peer. In `sleep_for` the two are the other way round: it says that it
-        // sleeps, then counts the calls. So one of them sees the other.
-        if (me_.asleep_for.load() != kAwake) wake(me_);
     }
 
     // --- the engine's own thread
@@ -131,8 +166,9 @@ class Engine {
     // --- driving
 
     bool ended(Call* wanted) const {
+        if (stop_.load(std::memory_order_relaxed)) return true;
         if (wanted) return wanted->done.load(std::memory_order_acquire) != 0;
-        return stop_.load(std::memory_order_relaxed) || num_open_.load(std::memory_order_relaxed) == 0;
+        return num_open_.load(std::memory_order_relaxed) == 0;
     }
 
     void drive(Call* wanted) {
@@ -414,7 +450,7 @@ class Engine {
     std::mutex inbox_lock_;
     std::vector<Call*> inbox_;
     std::atomic<int64_t> num_open_{0};
-    std::atomic<int> callers_{0}, sleepers_{0};
+    std::atomic<int> callers_{0}, visitors_{0}, sleepers_{0};  // those who wait, who only ask or start, who sleep
     std::atomic<bool> stop_{false}, timer_set_{false};
     std::mutex drive_;
     // Belongs to whoever drives:
@@ -449,6 +485,9 @@ static Call make_call(const Order* packed, const int32_t* neighbours, const doub
             order.count, order.width, std::move(peers), std::move(factors)};
 }
 
+// The reason why it failed, 0 for none, and in the upper half the rank that is the cause.
+static int64_t outcome_of(const Call& call) { return int64_t(call.reason) | int64_t(call.culprit) << 32; }
+
 extern "C" {
 
 int64_t weft_segment_bytes(int size, int64_t arena_bytes) { return weft::Segment{nullptr, size, arena_bytes}.bytes(); }
@@ -464,7 +503,10 @@ Engine* weft_open(void* base, int size, int64_t arena_bytes, int rank, const int
     return new Engine(segment, rank, pidfds, timeout_ns, may_spin != 0, may_overlap != 0);
 }
 
-void weft_close(Engine* engine) { delete engine; }
+// The engine stays for those who still ask, until it is freed.
+void weft_close(Engine* engine) { engine->shut(); }
+
+void weft_free(Engine* engine) { delete engine; }
 
 Call* weft_start(Engine* engine, const Order* packed, const int32_t* neighbours, const double* weights) {
     Call* call = new Call(make_call(packed, neighbours, weights));
@@ -472,26 +514,18 @@ Call* weft_start(Engine* engine, const Order* packed, const int32_t* neighbours,
     return call;
 }
 
-// The reason why it failed, 0 for none, and in the upper half the rank that is the cause.
-int64_t weft_outcome(const Call* call) {
-    return int64_t(call->reason) | int64_t(call->culprit) << 32;
-}
-
 int64_t weft_run(Engine* engine, const Order* packed, const int32_t* neighbours, const double* weights) {
     Call call(make_call(packed, neighbours, weights));
     engine->run(call);
-    return weft_outcome(&call);
+    return outcome_of(call);
 }
 
 int64_t weft_wait(Engine* engine, Call* call) {
     engine->wait(*call);
-    return weft_outcome(call);
+    return outcome_of(*call);
 }
 
-// Without an engine, which has been closed, every call has ended.
-int weft_is_done(Engine* engine, Call* call) {
-    return engine ? engine->is_done(*call) : call->done.load(std::memory_order_acquire) != 0;
-}
+int weft_is_done(Engine* engine, Call* call) { return engine->is_done(*call); }
 
 void weft_times(const Call* call, int64_t* times) {
     times[0] = call->queued;

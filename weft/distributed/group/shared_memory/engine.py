@@ -84,4 +84,4 @@ class AbstractEngine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End all that is open, with Reason.CLOSED. `start` must not follow."""
+        """End all that is open, and what is started later, with Reason.CLOSED. Other threads may be waiting."""

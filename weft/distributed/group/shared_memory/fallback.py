@@ -121,6 +121,8 @@ class PythonEngine(AbstractEngine):
             (self._messages if is_message else self._collectives).append(call)
             handle, self._next = self._next, self._next + 1
             self._calls[handle] = call
+            if self._is_closed:
+                self._abandon(Outcome(Reason.CLOSED, self._rank))
             return handle
 
     def run(self, request: Request) -> Outcome | None:

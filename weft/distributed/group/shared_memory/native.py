@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import weakref
 from functools import cache
 from pathlib import Path
 from struct import Struct
@@ -22,13 +23,13 @@ _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "weft_arena_offset": (_LONG, [_INT, _LONG, _INT]),
     "weft_forget": (None, [_POINTER]),
     "weft_open": (_POINTER, [_POINTER, _INT, _LONG, _INT, _POINTER, _LONG, _INT, _INT]),
-    "weft_outcome": (_LONG, [_POINTER]),
     "weft_segment_bytes": (_LONG, [_INT, _LONG]),
     "weft_start": (_POINTER, [_POINTER, ctypes.c_char_p, _POINTER, _POINTER]),
     "weft_times": (None, [_POINTER, _POINTER]),
 }
 _BLOCKING: dict[str, tuple[Any, list[Any]]] = {
     "weft_close": (None, [_POINTER]),
+    "weft_free": (None, [_POINTER]),
     "weft_is_done": (_INT, [_POINTER, _POINTER]),
     "weft_run": (_LONG, [_POINTER, ctypes.c_char_p, _POINTER, _POINTER]),
     "weft_wait": (_LONG, [_POINTER, _POINTER]),
@@ -67,13 +68,12 @@ class NativeEngine(AbstractEngine):
         self._run = functions["weft_run"]
         self._wait = functions["weft_wait"]
         self._is_done = functions["weft_is_done"]
-        self._outcome = functions["weft_outcome"]
         self._times = functions["weft_times"]
         self._close = functions["weft_close"]
         self._forget = functions["weft_forget"]
         self._memory: mmap.mmap | None = memory  # mapped for as long as the engine runs
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self._engine: int | None = functions["weft_open"](
+        self._engine: int = functions["weft_open"](
             base,
             seat.size,
             seat.arena_bytes,
@@ -83,6 +83,8 @@ class NativeEngine(AbstractEngine):
             seat.may_spin,
             seat.may_overlap,
         )
+        # Not by `close`: another thread may be on its way into the engine with its address.
+        weakref.finalize(self, functions["weft_free"], self._engine).atexit = False
 
     def start(self, request: Request) -> int:
         handle: int = self._start(self._engine, *_order(request))
@@ -92,7 +94,7 @@ class NativeEngine(AbstractEngine):
         return _outcome_of(self._run(self._engine, *_order(request)))
 
     def wait(self, handle: int) -> Outcome | None:
-        return _outcome_of(self._outcome(handle) if self._engine is None else self._wait(self._engine, handle))
+        return _outcome_of(self._wait(self._engine, handle))
 
     def is_done(self, handle: int) -> bool:
         return bool(self._is_done(self._engine, handle))
@@ -106,9 +108,7 @@ class NativeEngine(AbstractEngine):
         self._forget(handle)
 
     def close(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            self._close(engine)
+        self._close(self._engine)
         self._memory = None
 
 
