@@ -138,11 +138,13 @@ def test_a_worker_and_a_server_that_are_killed(tmp_path: Path) -> None:
     kill_when_under_way(process, run, 1)
     kill_when_under_way(process, run, 3, is_server=True)
     finish(process)
-    assert read_record(run).repetitions[0].status == "done"
+    (repetition,) = read_record(run).repetitions
+    assert repetition.status == "done"
     lines = [json.loads(line) for line in (run / "decisions/seed-0/shard-0.jsonl").read_text().splitlines()]
     assert any(isinstance(line, dict) and "restored" in line for line in lines)
     summary = read_summary(run, 0, 0)
     assert summary is not None and summary.lost > 0
+    assert repetition.values["lost_updates"] == summary.lost
 
 
 def has_returned(rank: int, journal: str) -> bool:

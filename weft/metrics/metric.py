@@ -50,6 +50,7 @@ METRICS: dict[str, Metric] = {
         Metric("staleness", "updates", "lower"),
         Metric("dropped_gradients", "", "lower"),
         Metric("lost_ranks", "", "lower"),
+        Metric("lost_updates", "updates", "lower"),
         Metric("returned_ranks", "", "lower"),
         Metric("peak_process_memory", "B", "lower", "maximum"),
         Metric("peak_tensor_memory", "B", "lower", "maximum"),

@@ -220,12 +220,16 @@ class Session:
         return OptimizerState(shared, slots)
 
     def take_last_weights(self) -> Summary:
-        """Those that the shards hold now, and what shard 0 knows of the whole training."""
+        """Those that the shards hold now, and what shard 0 knows of the whole training; of losses, what all know."""
         for link in self.links:
             link.pull(self.run)
-        first, *_ = [self._hear(link, link.await_weights, partial(link.pull, self.run)) for link in self.links]
+        answers = [self._hear(link, link.await_weights, partial(link.pull, self.run)) for link in self.links]
+        first = answers[0]
         ages = {int(age): int(count) for age, count in first.header["staleness"]}
         staleness = tuple(ages.get(age, 0) for age in range(max(ages, default=-1) + 1))
         return Summary(
-            staleness=staleness, dropped=int(first.header["dropped"]), returned=int(first.header["returned"])
+            staleness=staleness,
+            dropped=int(first.header["dropped"]),
+            lost=sum(int(answer.header["lost"]) for answer in answers),
+            returned=int(first.header["returned"]),
         )

@@ -117,8 +117,8 @@ class ServedReplicas(AbstractReplicas):
         if session.has_ended:
             summary = session.take_last_weights()
             values = {"staleness": summary.mean_staleness, "dropped_gradients": float(summary.dropped)}
-            if summary.returned:
-                values["returned_ranks"] = float(summary.returned)
+            happened = {"lost_updates": summary.lost, "returned_ranks": summary.returned}
+            values |= {name: float(count) for name, count in happened.items() if count}
             series = {"staleness": tuple(map(float, summary.staleness))}
         agreed = model.parameters if session.places is session.parameters else {**model.parameters, **session.places}
         with use_point(model.parameters, agreed):
