@@ -126,10 +126,12 @@ def tags_and_order(desk: Desk) -> list[str]:
             for tag in ("a", "b")
             for peer in desk.others
         ]
-        for tag in ("b", "a"):
-            for peer in desk.others:
-                numbers = [int(get(mailbox, tag, peer).tensors[0]) for _ in range(20)]
-                found.expect(f"order of {tag} from {peer}", numbers, list(range(20)))
+        # Peers in both orders: whichever comes first, one of them asks for the other before.
+        for tag, peers in (("b", desk.others), ("a", desk.others[::-1])):
+            for peer in peers:
+                messages = [get(mailbox, tag, peer) for _ in range(20)]
+                seen = [(message.source, int(message.tensors[0])) for message in messages]
+                found.expect(f"order of {tag} from {peer}", seen, [(peer, number) for number in range(20)])
         for work in works:
             work.wait()
             work.wait()
