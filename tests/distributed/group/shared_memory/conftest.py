@@ -12,10 +12,17 @@ from typing import Any
 import pytest
 
 from weft.distributed.group.shared_memory import SharedMemoryGroup
+from weft.distributed.group.shared_memory.native import load_library
 
 DEADLINE = 60.0  # seconds, for all ranks together
 
 Program = Callable[[SharedMemoryGroup], Any]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def engine_is_there() -> None:
+    """On a new machine it is compiled now, and not within the short time that ranks have for each other in a test."""
+    load_library()
 
 
 @pytest.fixture(params=[True, False], ids=["compiled", "python"])
