@@ -34,6 +34,10 @@ def _meets_at_servers(plan: Plan) -> bool:
     return plan.is_served and plan.num_ranks > 1
 
 
+def _commits_by_clock(plan: Plan) -> bool:
+    return plan.consistency.name == "stale" and plan.consistency["commit"] == "clock"
+
+
 def _server() -> Choice:
     return Choice("server", tuple(AXES["topology"]["server"].parameters.items()))
 
@@ -81,20 +85,12 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, consistency=_with(plan.consistency, deadline="adaptive")),
     ),
     Refusal(
-        lambda plan: (
-            plan.consistency.name == "stale"
-            and plan.consistency["commit"] == "clock"
-            and plan.consistency["lr"] != "share"
-        ),
+        lambda plan: _commits_by_clock(plan) and plan.consistency["lr"] != "share",
         "the gradients of a clock are one update, with the learning rate as it is",
         lambda plan: replace(plan, consistency=_with(plan.consistency, commit="arrival")),
     ),
     Refusal(
-        lambda plan: (
-            plan.consistency.name == "stale"
-            and plan.consistency["commit"] == "clock"
-            and plan.consistency["bound"] == math.inf
-        ),
+        lambda plan: _commits_by_clock(plan) and plan.consistency["bound"] == math.inf,
         "without a bound no rank waits for the gradients that a clock commits together",
         lambda plan: replace(plan, consistency=_with(plan.consistency, commit="arrival")),
     ),

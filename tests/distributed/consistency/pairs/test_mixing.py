@@ -1,5 +1,6 @@
 """Gossip with all neighbours over the mailbox: without deaths that of a group, with them what is left goes on."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,20 +61,28 @@ def test_a_rank_that_dies_is_done_without_and_the_run_is_replayed(graph: str, tm
     assert same(outcome.mean, again.mean) and outcome.values == again.values
 
 
+def take_turns(
+    group: AbstractGroup, replicas: GossipReplicas, seconds: float, wishes_after: int | None
+) -> Iterator[int]:
+    """The turns of a rank, as they are done, until all agree to stop; after so many, if any, it wishes to."""
+    parameters, optimizer = make_parameters(), momentum()
+    replicas.join(State(parameters, {}, torch.zeros(0)))
+    state, turns, has_stopped = optimizer.init(parameters), 0, False
+    while not has_stopped:
+        replicas.begin(1 / 4)
+        group.clock.charge(seconds)
+        _, state = replicas.finish(0.0, Update(optimizer, parameters, state, 0.1, None))
+        turns += 1
+        has_stopped = replicas.agree(wishes_after is not None and turns > wishes_after)
+        yield turns
+
+
 def test_all_stop_after_the_same_turn() -> None:
     """Nobody stops before those who are ahead of it: they wait for its weights."""
 
     def work(group: AbstractGroup, replicas: GossipReplicas) -> int:
-        parameters, optimizer = make_parameters(), momentum()
-        replicas.join(State(parameters, {}, torch.zeros(0)))
-        state, turns, has_stopped = optimizer.init(parameters), 0, False
-        while not has_stopped:
-            replicas.begin(1 / 4)
-            group.clock.charge(0.01 * (1 + replicas.rank))
-            _, state = replicas.finish(0.0, Update(optimizer, parameters, state, 0.1, None))
-            turns += 1
-            has_stopped = replicas.agree(replicas.rank == 3 and turns > 5)
-        return turns
+        wishes_after = 5 if replicas.rank == 3 else None
+        return max(take_turns(group, replicas, 0.01 * (1 + replicas.rank), wishes_after))
 
     found, _, _ = run_pairs(Pairing(parse_plan(PLAN.format(4, "ring")), (0,)), work)
     assert len(set(found)) == 1 and 6 < (found[0] or 0) < 12
@@ -84,15 +93,8 @@ def test_who_has_met_the_target_leaves_and_nobody_waits_for_it(options: str) -> 
     """Rank 0 stops before a turn that others may have begun."""
 
     def work(group: AbstractGroup, replicas: GossipReplicas) -> int:
-        parameters, optimizer = make_parameters(), momentum()
-        replicas.join(State(parameters, {}, torch.zeros(0)))
-        state, turns, has_stopped = optimizer.init(parameters), 0, False
-        while not has_stopped:
-            replicas.begin(1 / 4)
-            group.clock.charge(0.01)
-            _, state = replicas.finish(0.0, Update(optimizer, parameters, state, 0.1, None))
-            turns += 1
-            has_stopped = replicas.agree(False)
+        turns = 0
+        for turns in take_turns(group, replicas, 0.01, None):
             if replicas.rank == 0 and turns == 3:
                 replicas.dismiss()
                 break

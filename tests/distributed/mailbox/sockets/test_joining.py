@@ -75,9 +75,10 @@ def test_closing_ends_the_calls(tmp_path: Path) -> None:
     directory, silent = FolderDirectory(tmp_path), listen_on("127.0.0.1")
     directory.join(Member(0, endpoint_of(silent)))
     open_sockets("tcp", directory, 1, secret=SECRET, timeout=0.05).close()
-    for thread in threading.enumerate():
-        if thread.name == "weft-mailbox-1-calls":
-            thread.join()
+    calls = [thread for thread in threading.enumerate() if thread.name == "weft-mailbox-1-calls"]
+    for thread in calls:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in calls)
     silent.close()
 
 
