@@ -15,7 +15,8 @@ from pathlib import Path
 
 from weft.distributed.consistency.server import (
     HostSpec,
-    Joins,
+    JoinPolicy,
+    ReplayPolicy,
     ServedReplicas,
     ServerSpec,
     Summary,
@@ -26,7 +27,6 @@ from weft.distributed.consistency.server import (
     settings_of,
 )
 from weft.distributed.consistency.server.decisions import Decision
-from weft.distributed.consistency.server.script import Script
 from weft.distributed.mailbox import AbstractMailbox
 from weft.distributed.placement import carry_out
 from weft.engines.beside import run_beside
@@ -101,7 +101,7 @@ class Service:
             ),
             make_optimizer=lambda fraction: charge(updater, fraction) if charge else updater,
             run=self.run,
-            kept=self.kept / f"shard-{shard}.safetensors" if self.kept else None,
+            snapshot=self.kept / f"shard-{shard}.safetensors" if self.kept else None,
         )
 
     def pairing(self, patience: float = 3600.0) -> Pairing:
@@ -118,9 +118,9 @@ class Service:
             num_shards=int(plan.topology["shards"]),
             inner=int(plan.topology["inner"]),
             plan=str(plan),
-            make_joins=lambda seed: Joins(scripts[seed]) if scripts else Joins(),
+            make_policy=lambda seed: JoinPolicy(scripts[seed]) if scripts else JoinPolicy(),
             run=self.run,
-            kept=self.kept / f"host-{host}.begun" if self.kept else None,
+            begun=self.kept / f"host-{host}.begun" if self.kept else None,
         )
 
     def server(self, number: int, charge: Charge | None = None) -> Server:
@@ -138,10 +138,10 @@ class Service:
         return ServedReplicas(mailbox, settings, self.seeds, on_joined)
 
 
-def _repeat(decisions: Iterable[Decision], *, is_fresh: bool) -> Script:
+def _repeat(decisions: Iterable[Decision], *, is_fresh: bool) -> ReplayPolicy:
     if not is_fresh:  # its workers are not where the record begins
         raise TrainingError("server was lost in a replay, which cannot go on from a snapshot; start the replay again")
-    return Script(decisions)
+    return ReplayPolicy(decisions)
 
 
 def tolerance_of(plan: Plan, restarts: int = 0) -> Tolerance:

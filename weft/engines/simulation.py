@@ -168,7 +168,7 @@ class _RankProgram:
 
     @cached_property
     def pairing(self) -> Pairing:
-        """Shared by workers and desks of a plan that averages in pairs."""
+        """Shared by workers and responders of a plan that averages in pairs."""
         return Service(self.recipe, tuple(self.seeds), self.folder.path, self.replay).pairing(TIMEOUT_SECONDS)
 
     def __call__(self, group: AbstractGroup) -> tuple[RunRecord, list[float]] | None:
@@ -195,11 +195,11 @@ class _RankProgram:
         return FaultyMailbox(mailbox, own, die=end)
 
     def _pair(self, group: AbstractGroup, size: int) -> tuple[RunRecord, list[float]] | None:
-        """A worker, or the desk of one, which dies with it."""
+        """A worker, or the responder of one, which dies with it."""
         own = [replace(fault, rank=group.rank) for fault in self.faults if fault.rank == group.rank % size]
         mailbox = FaultyMailbox(VirtualMailbox(group), own, die=die)
         if group.rank >= size:
-            self.pairing.keep_desk(mailbox)
+            self.pairing.respond(mailbox)
             return None
         replicas = self.pairing.worker(mailbox)
         result = self._train(group, replicas)

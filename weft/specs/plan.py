@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def num_addresses(self) -> int:
-        """Ranks, and those who answer beside them over the mailbox: servers, or a desk for every rank."""
+        """Ranks, and those who answer beside them over the mailbox: servers, or a responder for every rank."""
         servers = int(self.topology["shards"]) + self.num_hosts if self.is_served else 0
         beside = self.num_ranks if self.is_mailed else servers
         return self.num_ranks + beside

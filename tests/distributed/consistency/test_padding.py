@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from weft.distributed.consistency.server.journal import read_decisions
 
 from tests.distributed.consistency.cases import make_replicas
 from tests.distributed.consistency.server.served import Course, spec_of
@@ -14,7 +15,6 @@ from tests.training.planted import ignore
 from weft.distributed.consistency.proof import compare_replicas, steps_needed, trace_replicas
 from weft.distributed.consistency.server import ServedReplicas, serve, settings_of
 from weft.distributed.consistency.server.gradient_proof import follow_recipe
-from weft.distributed.consistency.server.journal import read_decisions
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox

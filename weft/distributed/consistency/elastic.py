@@ -1,4 +1,5 @@
-"""Elastic averaging: every rank is tied to a centre by a spring (EASGD, Zhang, Choromanska and LeCun, 2015).
+"""Elastic averaging: a force draws every rank to a centre, and the centre to it (EASGD, Zhang, Choromanska and LeCun,
+2015). Here the ranks of a group in turns; server/elastic_steps.py has ranks at their own pace.
 
     rank r, on its turn     x_r --> rank 0        x_r    <- x_r    - alpha (x_r - centre)
                             centre <-- rank 0     centre <- centre + alpha (x_r - centre)      alpha = beta / ranks
@@ -26,10 +27,20 @@ from weft.training.layout import REPLICATED
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic
 
-__all__ = ["ElasticAveraging", "is_turn"]
+__all__ = ["ElasticAveraging", "elastic_force", "is_turn"]
 
 HOME = 0
 """The rank that keeps the centre."""
+
+
+def elastic_force(weights: Tensor, centre: Tensor, alpha: float, *, out: Tensor | None = None) -> Tensor:
+    """alpha (x - centre): the centre moves by as much towards the rank, and the rank by as much towards it. The same
+    bits on both ends, in whatever pieces it is computed.
+
+    >>> elastic_force(torch.tensor([3.0]), torch.tensor([1.0]), 0.25)
+    tensor([0.5000])
+    """
+    return torch.sub(weights, centre, out=out).mul_(alpha)
 
 
 def is_turn(rank: int, step: int, period: int) -> bool:
@@ -158,4 +169,4 @@ class ElasticAveraging(AbstractScheme):
     def _turn_into_force(self) -> None:
         """The visitor becomes alpha (x - centre)."""
         for weights, centre in zip(self._visitor.messages, self._centre.messages, strict=True):
-            weights.sub_(centre).mul_(self._alpha)
+            elastic_force(weights, centre, self._alpha, out=weights)

@@ -55,7 +55,7 @@ class Outcome:
 def run_pairs(
     pairing: Pairing, work: Callable[[AbstractGroup, GossipReplicas], T], faults: Sequence[MailFault] = ()
 ) -> tuple[list[T | None], dict[int, RecordingMailbox], float]:
-    """Workers and desks as virtual ranks; a fault of a rank is also that of its desk."""
+    """Workers and responders as virtual ranks; a fault of a rank is also that of its responder."""
     size = pairing.plan.num_ranks
     mailboxes: dict[int, RecordingMailbox] = {}
 
@@ -64,7 +64,7 @@ def run_pairs(
         mailbox: AbstractMailbox = FaultyMailbox(VirtualMailbox(group), own, die=die)
         mailboxes[group.rank] = mailbox = RecordingMailbox(mailbox)
         if group.rank >= size:
-            pairing.keep_desk(mailbox)
+            pairing.respond(mailbox)
             return None
         replicas = pairing.worker(mailbox)
         found = work(group, replicas)

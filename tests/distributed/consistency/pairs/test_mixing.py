@@ -16,11 +16,11 @@ from weft.distributed.consistency.pairs import (
     Mean,
     Mix,
     audit_pairs,
+    averaging,
     compare_pairs,
-    meeting,
     trace_pairs,
 )
-from weft.distributed.consistency.pairs.meeting import mix
+from weft.distributed.consistency.pairs.averaging import mix
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
 from weft.distributed.proof import trace_ranks
@@ -108,7 +108,7 @@ def test_who_has_met_the_target_leaves_and_nobody_waits_for_it(options: str) -> 
 def test_it_is_held_to_the_equations(is_planted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: a rank counts itself twice."""
     if is_planted:
-        monkeypatch.setattr(meeting, "mix", lambda own, others: mix(own, [own, *others]))
+        monkeypatch.setattr(averaging, "mix", lambda own, others: mix(own, [own, *others]))
     recipe, plan = small_mlp(), parse_plan(PLAN.format(4, "ring"))
     splits = splits_of(recipe.fixed.data)
     found, _, _ = run_pairs(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.distributed.consistency.pairs.paired import journals_of, run_pairs
 from tests.distributed.test_proof import small_mlp, splits_of
-from weft.distributed.consistency.pairs import Pair, compare_pairs, slot, trace_pairs
+from weft.distributed.consistency.pairs import Pair, compare_pairs, trace_pairs, weights
 from weft.distributed.group import AbstractGroup
 from weft.distributed.proof import Proof, Trace
 from weft.engines.paired_proof import trace_training
@@ -52,7 +52,7 @@ def test_one_side_that_does_not_move_is_found(tmp_path: Path, monkeypatch: pytes
         for mine, theirs in zip(own, given, strict=True):
             theirs.add_(mine).mul_(0.5)
 
-    monkeypatch.setattr(slot, "average", one_sided)
+    monkeypatch.setattr(weights, "average", one_sided)
     assert not prove(small_mlp(), tmp_path).passed
 
 
@@ -64,7 +64,7 @@ def test_a_pair_that_is_not_atomic_is_found(tmp_path: Path, monkeypatch: pytest.
             theirs.add_(mine).mul_(0.5)
             mine.add_(theirs).mul_(0.5)
 
-    monkeypatch.setattr(slot, "average", in_two)
+    monkeypatch.setattr(weights, "average", in_two)
     assert not prove(small_mlp(), tmp_path).passed
 
 
@@ -79,7 +79,7 @@ def test_neighbours_that_mix_gradients_are_found(tmp_path: Path, monkeypatch: py
         before.update(own)
         return plain(update, mean)
 
-    monkeypatch.setattr(slot, "average", lambda own, given: None)
+    monkeypatch.setattr(weights, "average", lambda own, given: None)
     assert not prove(small_mlp(), tmp_path, apply=mix).passed
 
 

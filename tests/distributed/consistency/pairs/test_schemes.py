@@ -1,4 +1,4 @@
-"""Averaging in pairs, carried out by virtual workers and desks: records, replays, deaths, cost."""
+"""Averaging in pairs, carried out by virtual workers and responders: records, replays, deaths, cost."""
 
 from pathlib import Path
 
@@ -8,7 +8,17 @@ from torch import Tensor
 
 from tests.distributed.consistency.pairs.paired import Course, journals_of, run_pairs, train
 from tests.distributed.consistency.server.served import make_parameters
-from weft.distributed.consistency.pairs import NOBODY, Deal, Event, GossipReplicas, Mean, Pair, Step, audit_pairs, slot
+from weft.distributed.consistency.pairs import (
+    NOBODY,
+    Deal,
+    Event,
+    GossipReplicas,
+    Mean,
+    Pair,
+    Step,
+    audit_pairs,
+    weights,
+)
 from weft.distributed.consistency.pairs.protocol import Tag
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
@@ -59,7 +69,7 @@ def test_ranks_come_together(monkeypatch: pytest.MonkeyPatch) -> None:
     course = Course(8, "ring", num_steps=60, make_optimizer=lambda: Optimizer(Adam(), lr=0.05))
     outcome = train(course)
     assert outcome.values["lost_ranks"] == 0
-    monkeypatch.setattr(slot, "average", lambda own, given: None)
+    monkeypatch.setattr(weights, "average", lambda own, given: None)
     astray = train(course).values["consensus_distance"]
     assert 0 < outcome.values["consensus_distance"] < astray / 2
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from weft.distributed.consistency.server import (
     HostSpec,
-    Joins,
+    JoinPolicy,
+    ReplayPolicy,
     ServedReplicas,
     ServerSpec,
     Settings,
@@ -21,8 +22,7 @@ from weft.distributed.consistency.server import (
     serve_host,
     settings_of,
 )
-from weft.distributed.consistency.server.journal import read_decisions
-from weft.distributed.consistency.server.script import Script
+from weft.distributed.consistency.server.record import read_decisions
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
 from weft.distributed.group.virtual import TEN_GIGABIT, die, run_virtual
@@ -127,11 +127,13 @@ def spec_of(course: Course, shard: int, kept: Path | None = None) -> ServerSpec:
         num_shards=settings.num_shards,
         inner=settings.inner,
         make_policy=lambda _seed, is_fresh: (
-            Script(script) if script is not None else make_policy(plan.consistency, plan.num_ranks, is_fresh=is_fresh)
+            ReplayPolicy(script)
+            if script is not None
+            else make_policy(plan.consistency, plan.num_ranks, is_fresh=is_fresh)
         ),
         make_optimizer=lambda _fraction: course.make_optimizer(),
         run=course.run,
-        kept=kept,
+        snapshot=kept,
     )
 
 
@@ -144,9 +146,9 @@ def host_spec_of(course: Course, host: int, kept: Path | None = None) -> HostSpe
         num_shards=int(plan.topology["shards"]),
         inner=int(plan.topology["inner"]),
         plan=str(plan),
-        make_joins=lambda _seed: Joins(script),
+        make_policy=lambda _seed: JoinPolicy(script),
         run=course.run,
-        kept=kept,
+        begun=kept,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.distributed.consistency.server.served import LR, Course, Outcome, make_parameters, pull, spec_of, train
+from weft.distributed.consistency.elastic import elastic_force
 from weft.distributed.consistency.server import (
     Commit,
     ServedReplicas,
@@ -19,7 +20,6 @@ from weft.distributed.consistency.server import (
     read_decisions,
     serve,
     settings_of,
-    spring,
 )
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
@@ -132,9 +132,9 @@ def test_planted_faults_are_found(fault: dict[str, Any], tmp_path: Path) -> None
 
 
 def test_what_one_end_loses_the_other_gains() -> None:
-    """The sum of a rank and the centre stays as it is: a spring between them is all there is."""
+    """The sum of a rank and the centre stays as it is: one force between them is all there is."""
     visitor, centre = torch.randn(5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
-    force = spring(visitor, centre, 0.25)
+    force = elastic_force(visitor, centre, 0.25)
     torch.testing.assert_close((visitor - force) + (centre + force), visitor + centre)
 
 

@@ -24,7 +24,7 @@ from weft.distributed.consistency.server import (
 )
 from weft.distributed.consistency.server.gradient_equations import Computed, Setup, follow_gradients
 from weft.distributed.consistency.server.settings import may_cut
-from weft.distributed.consistency.server.training import Training
+from weft.distributed.consistency.server.shard_run import ShardRun
 from weft.distributed.group.faulty import Delay, Kill
 from weft.errors import CorruptFileError
 from weft.specs import parse_plan
@@ -154,7 +154,7 @@ def test_records_of_two_trainings_do_not_fit_together(tmp_path: Path) -> None:
 
 # ---- faults
 
-true_commit, true_begin = Shard.commit, Training.__init__
+true_commit, true_begin = Shard.commit, ShardRun.__init__
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
@@ -197,17 +197,17 @@ def test_a_late_gradient_that_is_used_after_all_is_found(
         def __delitem__(self, push: Any) -> None:
             late.append(self.pop(push))
 
-    def begin(training: Training, *given: Any, **options: Any) -> None:
-        true_begin(training, *given, **options)
-        training.pending = Keeping()
+    def begin(run: ShardRun, *given: Any, **options: Any) -> None:
+        true_begin(run, *given, **options)
+        run.pending = Keeping()
 
-    def commit(shard: Shard, contributions: Sequence[Contribution]) -> None:
+    def commit(shard: Shard, contributions: Sequence[Contribution], *given: Any) -> None:
         fitting = [one for one in late if shard.accepts(one.tensors)]
-        true_commit(shard, [*contributions, *fitting])
+        true_commit(shard, [*contributions, *fitting], *given)
         late[:] = [one for one in late if one not in fitting]
 
     late: list[Contribution] = []
-    monkeypatch.setattr(Training, "__init__", begin)
+    monkeypatch.setattr(ShardRun, "__init__", begin)
     monkeypatch.setattr(Shard, "commit", commit)
     plan = f"data=4 consistency=backup(1) topology=server(shards={num_shards})"
     outcome = train(plan, run=tmp_path, seconds=slow_last)

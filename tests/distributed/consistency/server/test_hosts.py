@@ -14,7 +14,7 @@ from tests.distributed.consistency.server.served import LR, Course, Outcome, mak
 from weft.distributed.consistency.server import (
     Commit,
     Decision,
-    Joins,
+    JoinPolicy,
     Release,
     audit_arrival,
     audit_hosts,
@@ -97,13 +97,12 @@ def test_joined_gradients_are_one_update_to_the_last_bit(inner: int, rule: Any, 
     assert (max(sizes) > 1 or inner == 2) and sum(sizes) == 60
 
 
-def _counted_twice(number: int, pushes: Any, held: Any, cut: Any) -> Any:
-    return host.join(number, (*pushes, pushes[0]), [*held, held[0]], cut)
+def _counted_twice(number: int, pushes: Any, given: Any) -> Any:
+    return host.join(number, (*pushes, pushes[0]), [*given, given[0]])
 
 
-def _lost(number: int, pushes: Any, held: Any, cut: Any) -> Any:
-    whole = host.join(number, pushes, held, cut)
-    return replace(whole, tensors=host.join(number, pushes[:1], held[:1], cut).tensors)
+def _lost(number: int, pushes: Any, given: Any) -> Any:
+    return host.join(number, pushes[:1], given[:1])
 
 
 @pytest.mark.parametrize("fault", [_counted_twice, _lost])
@@ -112,11 +111,10 @@ def test_a_gradient_that_is_counted_twice_or_lost_is_found(
 ) -> None:
     right = host.join
 
-    def plant(number: int, pushes: Any, held: Any, cut: Any) -> Any:
+    def plant(number: int, pushes: Any, given: Any) -> Any:
         with monkeypatch.context() as within:
             within.setattr(host, "join", right)
-            spoilt = fault(number, pushes, held, cut)
-            return replace(spoilt, pushes=pushes, parts=right(number, pushes, held, cut).parts)
+            return replace(fault(number, pushes, given), parts=right(number, pushes, given).parts)
 
     monkeypatch.setattr(host, "join", plant)
     outcome = train(PLAN, run=tmp_path, network=far())
@@ -194,9 +192,9 @@ def test_the_audit_finds_what_was_joined_twice_lost_or_given_other_steps(tmp_pat
 
 
 def test_joins_are_all_that_waits_or_what_was_recorded() -> None:
-    assert Joins().choose([(0, 1), (1, 2)]) == ((0, 1), (1, 2))
-    assert Joins().dismiss([(0, 1)]) == ()
-    script = Joins([Commit(((1, 2), (0, 1))), Release(0, 3), Commit(((0, 3),))])
+    assert JoinPolicy().choose([(0, 1), (1, 2)]) == ((0, 1), (1, 2))
+    assert JoinPolicy().dismiss([(0, 1)]) == ()
+    script = JoinPolicy([Commit(((1, 2), (0, 1))), Release(0, 3), Commit(((0, 3),))])
     assert script.choose([(0, 1)]) == ()
     assert script.choose([(0, 1), (1, 2)]) == ((1, 2), (0, 1))
     assert script.dismiss([(1, 4), (0, 3)]) == ((1, 4),)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.distributed.consistency.control import decode, encode
 from weft.distributed.consistency.server import (
     NEVER,
     AbstractPolicy,
@@ -20,14 +21,14 @@ from weft.distributed.consistency.server import (
     Join,
     Leave,
     Release,
+    ReplayPolicy,
     Rounds,
-    Script,
     audit_arrival,
     audit_rounds,
     make_policy,
     settings_of,
 )
-from weft.distributed.consistency.server.decisions import decode, encode
+from weft.distributed.consistency.server.decisions import DECISIONS
 from weft.errors import CorruptFileError
 from weft.specs import parse_plan
 from weft.training.optimizers import SGD, Optimizer
@@ -110,22 +111,22 @@ MAKERS: dict[str, Callable[[], AbstractPolicy]] = {
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @given(order=orders, dead=deaths, other=st.randoms(use_true_random=False))
-def test_a_script_repeats_decisions_whatever_the_order_of_arrival(
+def test_a_replay_repeats_decisions_whatever_the_order_of_arrival(
     make: Callable[[], AbstractPolicy], order: list[int], dead: list[int], other: random.Random
 ) -> None:
     recorded = play(make(), order, dead)
-    script = Script(recorded)
+    policy = ReplayPolicy(recorded)
     shuffled = list(range(NUM_WORKERS)) * 80
     other.shuffle(shuffled)
-    again = [d for d in play(script, shuffled) if not (isinstance(d, Release) and d.stop)]
-    assert again == recorded and script.num_left == 0
+    again = [d for d in play(policy, shuffled) if not (isinstance(d, Release) and d.stop)]
+    assert again == recorded and policy.num_left == 0
 
 
-def test_a_script_that_is_over_stops_those_who_ask() -> None:
-    script = Script([Release(0, 0)])
-    assert script.arrive(0, None, 0.0) == [Release(0, 0)]
-    assert script.push(0, 0, 0.0) == [Release(0, 1, stop=True)]
-    assert script.num_left == 0
+def test_a_replay_that_is_over_stops_those_who_ask() -> None:
+    policy = ReplayPolicy([Release(0, 0)])
+    assert policy.arrive(0, None, 0.0) == [Release(0, 0)]
+    assert policy.push(0, 0, 0.0) == [Release(0, 1, stop=True)]
+    assert policy.num_left == 0
 
 
 def test_a_rank_that_comes_back_gets_weights_and_work() -> None:
@@ -289,13 +290,13 @@ def test_a_wrong_version_and_an_unasked_step_are_found() -> None:
 
 @pytest.mark.parametrize("decision", [Commit(((0, 1), (2, 1))), Release(1, 2, True, 3), Drop(0, 4), Leave(1), Join(2)])
 def test_decisions_are_read_back(decision: Decision) -> None:
-    assert decode(encode(decision)) == decision
+    assert decode(encode(decision), DECISIONS) == decision
 
 
 @pytest.mark.parametrize("line", [[], ["commit"], ["commit", [1]], ["release", 1, 2, 3], ["drop", 1, "x"], {"a": 1}, 3])
 def test_what_is_no_decision_is_refused(line: object) -> None:
     with pytest.raises(CorruptFileError, match="decision cannot be read"):
-        decode(line)
+        decode(line, DECISIONS)
 
 
 def test_a_deadline_of_no_rank_is_never() -> None:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from tests.distributed.consistency.server.served import Course, make_parameters, spec_of, work, work_with_a_pause
+from weft.distributed.consistency.control import Sums
 from weft.distributed.consistency.server import ServedReplicas, Summary, serve, server_address, settings_of
 from weft.distributed.consistency.server.cut import cut_evenly
 from weft.distributed.consistency.server.protocol import InitHeader, PushHeader, Tag
-from weft.distributed.consistency.server.sums import Sums
 from weft.distributed.mailbox import AbstractMailbox, LocalPost, Message
 from weft.errors import UsageError
 from weft.specs import parse_plan
@@ -141,13 +141,13 @@ def test_a_worker_that_returns_gets_the_current_weights(course: Course) -> None:
         hand.push(0)
         hand.receive(Tag.WEIGHTS)
         other.mailbox.close()
-        heir = Hand(post, course, 1)
-        welcome = heir.hello()
+        returned = Hand(post, course, 1)
+        welcome = returned.hello()
         assert welcome.header["version"] == 1
-        assert not torch.equal(welcome.tensors[0], heir.weights[0])
-        heir.push(int(welcome.header["step"]))
-        assert heir.receive(Tag.WEIGHTS).header["version"] == 2
-        for one in (hand, heir):
+        assert not torch.equal(welcome.tensors[0], returned.weights[0])
+        returned.push(int(welcome.header["step"]))
+        assert returned.receive(Tag.WEIGHTS).header["version"] == 2
+        for one in (hand, returned):
             one.mailbox.close()
     assert found[0].returned == 1
 
@@ -162,18 +162,18 @@ def test_who_returns_when_the_others_have_ended_is_late() -> None:
         other.mailbox.close()
         hand.mailbox.send(hand.server, Tag.SUM, {"run": 0, "number": 1}, [torch.ones(1)])
         hand.receive(Tag.TOTAL)
-        heir = post.open(1)
-        heir.send(hand.server, Tag.HELLO, {"run": 0, "step": None, "version": 0})
+        returned = post.open(1)
+        returned.send(hand.server, Tag.HELLO, {"run": 0, "step": None, "version": 0})
         hand.mailbox.send(hand.server, Tag.SUM, {"run": 0, "number": 2}, [torch.ones(1)])
         assert hand.receive(Tag.TOTAL).header["number"] == 2
-        for mailbox in (hand.mailbox, heir):
+        for mailbox in (hand.mailbox, returned):
             mailbox.close()
     assert found[0].refused == {"late": 1} and found[0].returned == 0
 
 
 @pytest.mark.parametrize(("scheme", "num_lost"), [("stale(0)", 3), ("elastic(1)", 6)])
 def test_a_server_that_dies_is_restored_and_says_what_was_lost(scheme: str, num_lost: int, tmp_path: Path) -> None:
-    """The server is killed between two steps of both workers; its heir has the snapshot from the beginning."""
+    """The server is killed between two steps of both workers; its returned has the snapshot from the beginning."""
     course = replace(ASYNC, plan=parse_plan(f"data=2 consistency={scheme} topology=server"), run=tmp_path)
     post, kept = LocalPost(), tmp_path / "shard"
     box = post.open(2)
@@ -268,7 +268,7 @@ def test_a_sum_does_not_wait_for_a_rank_that_had_its_total_from_a_server_that_is
     sums.add(1, 0, torch.tensor([5.0]))
     assert list(sums.take_whole({0, 1})) == []
     sums.add(2, 1, torch.tensor([7.0]))
-    assert list(sums.take_whole({0, 1})) == [(1, [0], torch.tensor([5.0]))]
+    assert list(sums.take_whole({0, 1})) == [(1, {0: torch.tensor([5.0])})]
 
 
 def test_one_worker_after_another_training_begins_anew() -> None:

@@ -1,11 +1,11 @@
 """Gossip over the mailbox, whose peers may be slow or die: in pairs (AD-PSGD), or with all neighbours that are left."""
 
-from weft.distributed.consistency.pairs.desk import keep_desk
 from weft.distributed.consistency.pairs.events import NOBODY, Deal, Event, Look, Mean, Mix, Pair, Step
-from weft.distributed.consistency.pairs.journal import Script, make_scripts, read_events, read_journals
 from weft.distributed.consistency.pairs.proof import audit_pairs, compare_pairs, trace_pairs
-from weft.distributed.consistency.pairs.protocol import desk_address
-from weft.distributed.consistency.pairs.slot import Slot
+from weft.distributed.consistency.pairs.protocol import responder_address
+from weft.distributed.consistency.pairs.replay import ReplayPlan, make_replay_plans, read_journal, read_journals
+from weft.distributed.consistency.pairs.responder import respond
+from weft.distributed.consistency.pairs.weights import SharedWeights
 from weft.distributed.consistency.pairs.worker import GossipReplicas, GossipSettings
 
 __all__ = [
@@ -18,15 +18,15 @@ __all__ = [
     "Mean",
     "Mix",
     "Pair",
-    "Script",
-    "Slot",
+    "ReplayPlan",
+    "SharedWeights",
     "Step",
     "audit_pairs",
     "compare_pairs",
-    "desk_address",
-    "keep_desk",
-    "make_scripts",
-    "read_events",
+    "make_replay_plans",
+    "read_journal",
     "read_journals",
+    "respond",
+    "responder_address",
     "trace_pairs",
 ]

@@ -1,11 +1,8 @@
 """What decides a run of ranks that average in pairs, as data: these, in the order of every rank, repeat it."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from weft.errors import CorruptFileError
-
-__all__ = ["NOBODY", "Deal", "Event", "Look", "Mean", "Mix", "Pair", "Step", "decode", "encode"]
+__all__ = ["EVENTS", "NOBODY", "Deal", "Event", "Look", "Mean", "Mix", "Pair", "Step"]
 
 NOBODY = -1
 """The partner of a rank that answers, or that went alone."""
@@ -60,41 +57,5 @@ class Mean:
 
 Event = Deal | Pair | Step | Mix | Look | Mean
 
-
-def encode(event: Event) -> list[Any]:
-    """
-    >>> encode(Mean(2, (0, 1, 3)))
-    ['mean', 2, 0, 1, 3]
-    """
-    match event:
-        case Deal(work, stop):
-            return ["deal", work, int(stop)]
-        case Pair(rank, turn):
-            return ["pair", rank, turn]
-        case Step(turn, partner):
-            return ["step", turn, partner]
-        case Mix(turn, ranks):
-            return ["mix", turn, *ranks]
-        case Look(number):
-            return ["look", number]
-        case Mean(number, ranks):
-            return ["mean", number, *ranks]
-
-
-def decode(line: Any) -> Event:
-    """What `encode` wrote. Raises CorruptFileError for anything else."""
-    if isinstance(line, list) and line and all(type(value) is int for value in line[1:]):
-        match line:
-            case ["deal", work, stop]:
-                return Deal(work, bool(stop))
-            case ["pair", rank, turn]:
-                return Pair(rank, turn)
-            case ["step", turn, partner]:
-                return Step(turn, partner)
-            case ["mix", turn, *ranks]:
-                return Mix(turn, tuple(ranks))
-            case ["look", number]:
-                return Look(number)
-            case ["mean", number, *ranks]:
-                return Mean(number, tuple(ranks))
-    raise CorruptFileError(f"event cannot be read ({line!r}); the file was changed, or is of a newer version")
+EVENTS = (Deal, Pair, Step, Mix, Look, Mean)
+"""What a journal of a rank may hold."""

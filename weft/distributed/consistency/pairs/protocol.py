@@ -1,6 +1,6 @@
 """What ranks that gossip over the mailbox say to each other.
 
-worker of rank a                desk of rank p                      desk of rank 0, which keeps the books
+worker of rank a                responder of rank p                 responder of rank 0, which coordinates
 ask    turn, its weights   -->
                            <--  paired   the mean of the two
 look   rank 0 evaluates    -->
@@ -15,14 +15,11 @@ start    weights of rank 0, from worker to worker
 weights  turn, a neighbour's, from worker to worker, where a rank meets all; none from one that has left
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
-from torch import Tensor
+from weft.distributed.consistency.control import STOP, SUM, TOTAL
 
-__all__ = ["Letter", "Tag", "desk_address"]
+__all__ = ["Tag", "responder_address"]
 
 
 class Tag(StrEnum):
@@ -39,21 +36,11 @@ class Tag(StrEnum):
     BEGIN = "begin"
     DEAL = "deal"
     WORK = "work"
-    STOP = "stop"
-    SUM = "sum"
-    TOTAL = "total"
+    STOP = STOP
+    SUM = SUM
+    TOTAL = TOTAL
 
 
-@dataclass(frozen=True, eq=False)
-class Letter:
-    """A message that is to be sent."""
-
-    to: int
-    tag: Tag
-    header: Mapping[str, Any] = field(default_factory=dict)
-    tensors: Sequence[Tensor] = ()
-
-
-def desk_address(size: int, rank: int) -> int:
-    """Workers have the addresses of their ranks; desks come after them."""
+def responder_address(size: int, rank: int) -> int:
+    """Workers have the addresses of their ranks; responders come after them."""
     return size + rank

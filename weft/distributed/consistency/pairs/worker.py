@@ -1,7 +1,7 @@
-"""A worker that gossips over the mailbox: it computes, meets neighbours, and evaluates if it is rank 0.
+"""A worker that gossips over the mailbox: it computes, averages with neighbours, and evaluates if it is rank 0.
 
-worker   | gradient ............... | step |  gradient ............... | step |     meets others around its gradient
-desk     answers for it meanwhile, and never waits                                  (meeting.py, desk.py)
+worker      | gradient ............... | step |  gradient ............... | step |  averages around its gradient
+responder   answers for it meanwhile, and never waits                               (averaging.py, responder.py)
 """
 
 import math
@@ -14,13 +14,14 @@ from typing import final
 import torch
 from torch import Tensor
 
+from weft.distributed.consistency.control import Journal
 from weft.distributed.consistency.graphs import make_mixing
+from weft.distributed.consistency.pairs.averaging import AbstractAveraging, NeighbourAveraging, PairAveraging
 from weft.distributed.consistency.pairs.events import Deal, Mean
-from weft.distributed.consistency.pairs.journal import Journal, Script, journal_file
-from weft.distributed.consistency.pairs.meeting import AbstractMeeting, MixMeeting, PairMeeting
-from weft.distributed.consistency.pairs.post import Post
-from weft.distributed.consistency.pairs.protocol import Tag, desk_address
-from weft.distributed.consistency.pairs.slot import Slot, Weights
+from weft.distributed.consistency.pairs.protocol import Tag, responder_address
+from weft.distributed.consistency.pairs.replay import ReplayPlan, rank_journal
+from weft.distributed.consistency.pairs.run_mailbox import RunMailbox
+from weft.distributed.consistency.pairs.weights import FlatWeights, SharedWeights
 from weft.distributed.mailbox import AbstractMailbox
 from weft.errors import PeerLostError
 from weft.graph import GradientSink, State
@@ -43,7 +44,7 @@ class GossipSettings:
         in_pairs: meet one neighbour in a turn (AD-PSGD), and take work as it is dealt; else all (D-PSGD), on one's own
             share of every batch.
         run: the run folder, where each rank records what happens to it.
-        scripts: by seed, what every rank is to do again; None to train anew.
+        replay: by seed, what every rank is to do again; None to train anew.
         patience: seconds to wait for an answer.
     """
 
@@ -52,13 +53,45 @@ class GossipSettings:
     in_pairs: bool = True
     plan: str = ""
     run: Path | None = None
-    scripts: Mapping[int, Sequence[Script]] | None = None
+    replay: Mapping[int, Sequence[ReplayPlan]] | None = None
     patience: float = 3600.0
 
-    def make_meeting(self, post: Post) -> AbstractMeeting:
+    def make_averaging(self, mailbox: RunMailbox) -> AbstractAveraging:
         if self.in_pairs:
-            return PairMeeting(post, make_split(self.graph, self.size))
-        return MixMeeting(post, make_mixing(self.graph, self.size).graph)
+            return PairAveraging(mailbox, make_split(self.graph, self.size))
+        return NeighbourAveraging(mailbox, make_mixing(self.graph, self.size).graph)
+
+
+@final
+class WorkFeed:
+    """This rank's work: asked of the responder of rank 0 a turn ahead; in a replay what was dealt then, up to where the
+    rank died. Piece i is share i mod N of batch i div N."""
+
+    def __init__(self, mailbox: RunMailbox, shared: SharedWeights) -> None:
+        self._mailbox = mailbox
+        self._shared = shared
+        self._replayed: Iterator[Deal] | None = None
+        self.piece = 0
+        self.is_stopped = False
+
+    def begin(self, replay: ReplayPlan | None) -> None:
+        self._replayed = None if replay is None else iter(replay.deals)
+        self.ask(0)
+        self.take(0)
+
+    def ask(self, turn: int) -> None:
+        if self._replayed is None:
+            self._mailbox.note(0, Tag.DEAL, turn=turn)
+
+    def take(self, turn: int) -> None:
+        """What was asked for a turn ago."""
+        if self._replayed is not None:
+            deal = next(self._replayed, None) or Deal(self.piece, stop=True)
+        else:
+            header = self._mailbox.receive_answer(Tag.WORK, 0, turn=turn).header
+            deal = Deal(int(header["work"]), bool(header["stop"]))
+        self._shared.note(deal)
+        self.piece, self.is_stopped = deal.work, deal.stop
 
 
 @final
@@ -69,7 +102,7 @@ class GossipReplicas(AbstractReplicas):
     is for those who have ended their loop, and waits for all that are left.
 
     Args:
-        slot: this rank's weights, shared with its desk.
+        shared: this rank's weights, shared with its responder.
         seeds: of the trainings to come, in order.
         on_joined: called when all ranks know this one.
     """
@@ -77,26 +110,26 @@ class GossipReplicas(AbstractReplicas):
     def __init__(
         self,
         mailbox: AbstractMailbox,
-        slot: Slot,
+        shared: SharedWeights,
         settings: GossipSettings,
         seeds: Sequence[int],
         on_joined: Callable[[], None] = lambda: None,
     ) -> None:
-        self._post = Post(mailbox, settings.size, settings.patience)
-        self._meeting = settings.make_meeting(self._post)
-        self._slot = slot
+        self._mailbox = RunMailbox(mailbox, settings.size, settings.patience)
+        self._averaging = settings.make_averaging(self._mailbox)
+        self._work = WorkFeed(self._mailbox, shared)
+        self._shared = shared
         self._settings = settings
         self._seeds = iter(seeds)
         self._on_joined = on_joined
         self._seed = 0
-        self._script: Script | None = None
-        self._deals: Iterator[Deal] = iter(())
+        self._replay: ReplayPlan | None = None
         self._parameters: dict[str, Tensor] = {}
-        self._weights: Weights | None = None
+        self._weights: FlatWeights | None = None
         self._gradients: dict[str, Tensor | None] = {}
         self._weight = 0.0
-        self._turn = self._work = 0
-        self._is_stopped = self._has_ended = False
+        self._turn = 0
+        self._has_ended = False
         self._num_sums = self._num_looks = 0
         self._began = 0.0
         self._num_bytes = 0
@@ -104,7 +137,7 @@ class GossipReplicas(AbstractReplicas):
 
     @property
     def mesh(self) -> Mesh:
-        return Mesh(self._slot.rank, data=self._settings.size)
+        return Mesh(self._shared.rank, data=self._settings.size)
 
     @property
     def is_synchronous(self) -> bool:
@@ -113,8 +146,8 @@ class GossipReplicas(AbstractReplicas):
     # Beginning.
 
     def join(self, model: State) -> None:
-        if self._post.run < 0:
-            self._post.mailbox.await_peers(range(2 * self._size), self._post.deadline)
+        if self._mailbox.run < 0:
+            self._mailbox.mailbox.await_peers(range(2 * self._size), self._mailbox.deadline)
             self._on_joined()
         else:
             self.sum(torch.zeros(1))  # nobody begins anew before all have ended
@@ -129,89 +162,70 @@ class GossipReplicas(AbstractReplicas):
 
     def _start(self, tensors: Sequence[Tensor], first: int) -> None:
         """Rank 0's tensors on every rank, and work for each."""
-        self._post.run += 1
+        self._mailbox.run += 1
         self._turn = self._num_sums = self._num_looks = 0
-        self._is_stopped = self._has_ended = False
+        self._has_ended = False
         if self._rank == 0:
-            self._post.note(0, Tag.BEGIN, first=first)
-            for other in self._post.alive():
+            self._mailbox.note(0, Tag.BEGIN, first=first)
+            for other in self._mailbox.alive():
                 if other:
-                    self._post.send(other, Tag.START, tensors)
-            self._post.settle()
+                    self._mailbox.send(other, Tag.START, tensors)
+            self._mailbox.settle()
         else:
-            for tensor, given in zip(tensors, self._post.receive(Tag.START, 0).tensors, strict=True):
+            for tensor, given in zip(tensors, self._mailbox.receive(Tag.START, 0).tensors, strict=True):
                 tensor.copy_(given)
-        self._weights = Weights(self._parameters, self._post.mailbox.empty)
-        scripts = self._settings.scripts
-        self._script = scripts[self._seed][self._rank] if scripts is not None else None
-        self._deals = iter(self._script.deals if self._script else ())
-        self._slot.begin(
-            self._post.run, self._weights, self._open_journal(first), self._script.events if self._script else ()
-        )
-        self._meeting.begin(self._seed, self._weights, self._script)
-        self._post.note(self._rank, Tag.FREE)
-        self._ask_for_work(0)
-        self._take_work()
+        self._weights = FlatWeights(self._parameters, self._mailbox.mailbox.empty)
+        replay = self._settings.replay
+        self._replay = replay[self._seed][self._rank] if replay is not None else None
+        events = self._replay.events if self._replay is not None else ()
+        self._shared.begin(self._mailbox.run, self._weights, self._open_journal(first), events)
+        self._averaging.begin(self._seed, self._weights, self._replay)
+        self._mailbox.note(self._rank, Tag.FREE)
+        self._work.begin(self._replay)
 
     def _open_journal(self, first: int) -> Journal | None:
         if self._settings.run is None:
             return None
         about = {"plan": self._settings.plan, "rank": self._rank, "seed": self._seed, "first": first}
-        return Journal(journal_file(self._settings.run, self._seed, self._rank), about)
-
-    # Work: piece i is share i mod N of batch i div N, for whoever asks.
-
-    def _ask_for_work(self, turn: int) -> None:
-        if self._script is None:
-            self._post.note(0, Tag.DEAL, turn=turn)
-
-    def _take_work(self) -> None:
-        """What was asked for a turn ago; in a replay what was dealt then, up to where this rank died."""
-        if self._script is not None:
-            deal = next(self._deals, None) or Deal(self._work, stop=True)
-        else:
-            header = self._post.receive(Tag.WORK, desk_address(self._size, 0), turn=self._turn).header
-            deal = Deal(int(header["work"]), bool(header["stop"]))
-        self._slot.note(deal)
-        self._work, self._is_stopped = deal.work, deal.stop
-
-    def next_step(self, step: int) -> int:
-        return self._work // self._size
-
-    def share(self, indices: Tensor) -> Tensor:
-        return share(indices, self._work % self._size, self._size)
+        return Journal(rank_journal(self._settings.run, self._seed, self._rank), about)
 
     # A turn.
+
+    def next_step(self, step: int) -> int:
+        return self._work.piece // self._size
+
+    def share(self, indices: Tensor) -> Tensor:
+        return share(indices, self._work.piece % self._size, self._size)
 
     def begin(self, weight: float) -> GradientSink:
         self._gradients, self._weight = {}, weight
         self._began = self._now
-        self._num_bytes = self._meeting.set_out(self._turn)
-        self._ask_for_work(self._turn + 1)
+        self._num_bytes = self._averaging.set_out(self._turn)
+        self._work.ask(self._turn + 1)
         return self._gradients.__setitem__
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
         own, state = loss / self._weight if self._weight else 0.0, update.state
         if not math.isfinite(own):
             return own, state
-        if self._script is not None and not self._script.has_completed(self._turn):  # here it died
-            self._is_stopped = True
+        if self._replay is not None and not self._replay.has_completed(self._turn):  # here it died
+            self._work.is_stopped = True
             return own, state
         waited = self._now
-        weights, step = self._meeting.take(self._turn)
-        self._post.settle()
-        while not self._slot.begin_step(step):
-            self._post.receive(Tag.GO, desk_address(self._size, self._rank))
+        weights, step = self._averaging.take(self._turn)
+        self._mailbox.settle()
+        while not self._shared.begin_step(step):
+            self._mailbox.receive_answer(Tag.GO, self._rank)
         arrived = self._now
         self._own.unpack(self._parameters, weights)
         state = update.apply(self._gradients)
-        if self._slot.end_step(self._parameters, step):
-            self._post.note(self._rank, Tag.FREE)
+        if self._shared.end_step(self._parameters, step):
+            self._mailbox.note(self._rank, Tag.FREE)
         updated = self._now
         self._turn += 1
-        self._take_work()
+        self._work.take(self._turn)
         hidden = waited - self._began if self._num_bytes else 0.0
-        num_bytes = self._num_bytes + self._slot.take_answered_bytes()
+        num_bytes = self._num_bytes + self._shared.take_answered_bytes()
         self._traffic = Traffic(arrived - waited + self._now - updated, hidden, num_bytes)
         return own, state
 
@@ -226,26 +240,25 @@ class GossipReplicas(AbstractReplicas):
 
     def agree_to_stop(self, wish: bool) -> bool:
         """The answer comes with the work."""
-        if wish and not self._is_stopped:
-            self._post.note(0, Tag.STOP)
-        return self._is_stopped
+        if wish and not self._work.is_stopped:
+            self._mailbox.note(0, Tag.STOP)
+        return self._work.is_stopped
 
     def dismiss(self) -> None:
         """All are to stop, and this rank does at once: it does not take the turn that was dealt to it."""
-        self._post.note(0, Tag.STOP)
-        self._meeting.leave(self._turn)
+        self._mailbox.note(0, Tag.STOP)
+        self._averaging.leave(self._turn)
 
     def sum(self, tensor: Tensor) -> Tensor:
         self._has_ended = True
         self._num_sums += 1
-        keeper = desk_address(self._size, 0)
-        self._post.send(keeper, Tag.SUM, [tensor], number=self._num_sums)
-        self._post.settle()
-        return self._post.receive(Tag.TOTAL, keeper, number=self._num_sums).tensors[0]
+        self._mailbox.send(responder_address(self._size, 0), Tag.SUM, [tensor], number=self._num_sums)
+        self._mailbox.settle()
+        return self._mailbox.receive_answer(Tag.TOTAL, 0, number=self._num_sums).tensors[0]
 
     def depart(self) -> None:
         """Nobody leaves before all have ended: they may still ask this rank, or be asked by it."""
-        if self._post.run >= 0:
+        if self._mailbox.run >= 0:
             self.sum(torch.zeros(1))
 
     def gather(self, tensor: Tensor) -> tuple[Tensor, ...]:
@@ -276,14 +289,16 @@ class GossipReplicas(AbstractReplicas):
     def _look(self) -> dict[int, Sequence[Tensor]]:
         """Copies of the weights of all that are left, in the order of ranks."""
         number, self._num_looks = self._num_looks, self._num_looks + 1
-        wanted = self._script.means.get(number, ()) if self._script is not None else self._post.alive()
+        wanted = self._replay.means.get(number, ()) if self._replay is not None else self._mailbox.alive()
         for rank in wanted:
-            self._post.note(rank, Tag.LOOK, number=number)
+            self._mailbox.note(rank, Tag.LOOK, number=number)
         copies: dict[int, Sequence[Tensor]] = {}
         for rank in wanted:
             with suppress(PeerLostError):
-                copies[rank] = self._post.receive(Tag.VIEW, desk_address(self._size, rank), number=number).tensors
-        self._slot.note(Mean(number, tuple(copies)))
+                copies[rank] = self._mailbox.receive(
+                    Tag.VIEW, responder_address(self._size, rank), number=number
+                ).tensors
+        self._shared.note(Mean(number, tuple(copies)))
         return copies
 
     def memory(self) -> Mapping[str, Entry]:
@@ -291,17 +306,17 @@ class GossipReplicas(AbstractReplicas):
 
     @property
     def _rank(self) -> int:
-        return self._slot.rank
+        return self._shared.rank
 
     @property
     def _size(self) -> int:
         return self._settings.size
 
     @property
-    def _own(self) -> Weights:
+    def _own(self) -> FlatWeights:
         assert self._weights is not None, "join() comes first"
         return self._weights
 
     @property
     def _now(self) -> float:
-        return self._post.mailbox.clock.now()
+        return self._mailbox.mailbox.clock.now()

@@ -7,17 +7,15 @@ from weft.distributed.consistency.server.cut import Piece, cut_evenly
 from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Leave, Release
 from weft.distributed.consistency.server.gradient_proof import compare_ends, follow_recipe
 from weft.distributed.consistency.server.host import HostSpec, serve_host
-from weft.distributed.consistency.server.joins import Joins
-from weft.distributed.consistency.server.journal import Summary, read_decisions, read_summary
 from weft.distributed.consistency.server.policy import NEVER, AbstractPolicy
 from weft.distributed.consistency.server.protocol import host_address, server_address
+from weft.distributed.consistency.server.record import Summary, read_decisions, read_summary
+from weft.distributed.consistency.server.replay import JoinPolicy, ReplayPolicy
 from weft.distributed.consistency.server.rounds import Rounds
-from weft.distributed.consistency.server.script import Script
 from weft.distributed.consistency.server.server import serve
 from weft.distributed.consistency.server.settings import Settings, make_policy, settings_of
 from weft.distributed.consistency.server.shard import Contribution, Shard
-from weft.distributed.consistency.server.spring import spring
-from weft.distributed.consistency.server.training import ServerSpec
+from weft.distributed.consistency.server.shard_state import ServerSpec
 from weft.distributed.consistency.server.worker import ServedReplicas
 
 __all__ = [
@@ -30,12 +28,12 @@ __all__ = [
     "Drop",
     "HostSpec",
     "Join",
-    "Joins",
+    "JoinPolicy",
     "Leave",
     "Piece",
     "Release",
+    "ReplayPolicy",
     "Rounds",
-    "Script",
     "ServedReplicas",
     "ServerSpec",
     "Settings",
@@ -55,5 +53,4 @@ __all__ = [
     "serve_host",
     "server_address",
     "settings_of",
-    "spring",
 ]

@@ -12,6 +12,7 @@ stale-synchronous (Ho et al., 2013).
 from collections.abc import Sequence
 from typing import final
 
+from weft.distributed.consistency.control import WorkQueue
 from weft.distributed.consistency.server.decisions import Commit, Decision, Join, Leave, Push, Release
 from weft.distributed.consistency.server.policy import NEVER, AbstractPolicy
 
@@ -29,7 +30,7 @@ class Arrival(AbstractPolicy):
         # Steps that each rank has taken. A shard that was restored learns of a rank when it comes: some may be gone.
         self._clocks = dict.fromkeys(range(num_workers), 0) if is_fresh else {}
         self._expected = set(self._clocks)  # those that have not come yet
-        self._next_step = num_workers
+        self._work = WorkQueue(num_workers)
         self._waiting: dict[int, int] = {}  # rank -> its next step; in the order in which they asked
         self._has_begun = not is_fresh  # whether work has been dealt out
         self._is_stopped = False
@@ -50,7 +51,7 @@ class Arrival(AbstractPolicy):
         for pusher, _ in pushes:
             if pusher in self._clocks:  # a host server may still bring what a rank left behind
                 self._clocks[pusher] += 1
-                self._waiting[pusher] = self._take()
+                self._waiting[pusher] = self._work.take()
         return [Commit(pushes), *self._release()]
 
     def leave(self, rank: int, now: float) -> Sequence[Decision]:
@@ -77,13 +78,9 @@ class Arrival(AbstractPolicy):
             return rank  # the first steps are dealt out in advance, so that the start is the same every time
         if step is not None and not self._has_begun:
             # Nothing is dealt out in advance where a training goes on, be it before every rank has taken a step.
-            self._next_step = step
-        self._next_step = max(self._next_step, step or 0)
-        return self._take()
-
-    def _take(self) -> int:
-        step, self._next_step = self._next_step, self._next_step + 1
-        return step
+            self._work = WorkQueue(step)
+        self._work.skip_to(step or 0)
+        return self._work.take()
 
     def _release(self) -> list[Release]:
         slowest = min(self._clocks.values(), default=0)

@@ -11,16 +11,18 @@ rank r   [step 0][step 1]...[step tau - 1] [step 0][step 1]...      every rank t
 Work is dealt out tau shares at a time: each answer says which come after these.
 """
 
+import math
 from typing import final
 
 import torch
 from torch import Tensor
 
+from weft.distributed.consistency.elastic import elastic_force
 from weft.distributed.consistency.parcel import write
 from weft.distributed.consistency.server.link import ShardLink
+from weft.distributed.consistency.server.protocol import PushHeader
 from weft.distributed.consistency.server.session import Session
 from weft.distributed.consistency.server.settings import Settings
-from weft.distributed.consistency.server.spring import spring
 from weft.distributed.consistency.server.steps import AbstractSteps
 from weft.graph import GradientSink
 from weft.training.optimizers import OptimizerState
@@ -40,6 +42,7 @@ class ElasticSteps(AbstractSteps):
         self._stint = 0  # the tau shares that are taken now
         self._num_taken = 0  # of them
         self._gradients: dict[str, Tensor | None] = {}
+        self._weight = 0.0
         self._set_out_at: float | None = None
         self._traffic = Traffic()
 
@@ -57,7 +60,7 @@ class ElasticSteps(AbstractSteps):
         return self._traffic
 
     def begin(self, weight: float) -> GradientSink:
-        self._gradients = {}
+        self._gradients, self._weight = {}, weight
         self._traffic = Traffic()
         if self._num_taken == 0:
             self._visit()
@@ -69,16 +72,19 @@ class ElasticSteps(AbstractSteps):
         self._set_out_at = self._session.mailbox.clock.now()
         for link in self._session.links:
             link.begin()
-            link.push(self._session.run, self._stint, lr=0.0, weight=1.0, tensors=link.cut(self._visitor))
+            link.push(PushHeader(self._session.run, self._stint, 0, lr=0.0, weight=1.0), link.cut(self._visitor))
 
-    def finish(self, update: Update) -> OptimizerState:
+    def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
+        own = loss / self._weight if self._weight else 0.0
+        if not math.isfinite(own):
+            return own, update.state
         if self._set_out_at is not None:
             self._come_back(self._set_out_at)
             self._set_out_at = None
         self._num_taken += 1
         if self._num_taken == self._settings.period:
             self._stint, self._num_taken = self._session.step, 0
-        return update.apply(self._gradients)
+        return own, update.apply(self._gradients)
 
     def _come_back(self, set_out_at: float) -> None:
         clock = self._session.mailbox.clock
@@ -94,6 +100,6 @@ class ElasticSteps(AbstractSteps):
     def _pull_together(self, link: ShardLink) -> None:
         """Move this rank's weights, and its copy of the centre as the shard moves the centre."""
         for piece, centre in zip(link.pieces, link.places, strict=True):
-            force = spring(piece.of(self._visitor[piece.name]), centre, self._settings.alpha)
+            force = elastic_force(piece.of(self._visitor[piece.name]), centre, self._settings.alpha)
             piece.of(self._session.parameters[piece.name]).sub_(force)
             centre.add_(force)

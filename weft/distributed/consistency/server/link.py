@@ -1,6 +1,7 @@
 """A worker's side of one shard: which pieces it holds, what is under way to it, what comes back."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import final
 
 from torch import Tensor
@@ -36,6 +37,7 @@ class ShardLink:
         self.version = 0
         self.step = 0  # what the shard told this rank to take
         self.is_stopped = False
+        self.loss: float | None = None  # of the last step, where ranks are synchronous
         self._under_way: list[AbstractWork] = []
         self._answer: AbstractReceive | None = None
         self._has_been_lost = False
@@ -55,7 +57,7 @@ class ShardLink:
 
     def await_welcome(self) -> tuple[int, tuple[Tensor, ...]]:
         """Take the weights that answer a greeting; the number of the training, and the buffers of rank 0."""
-        message = self._take_answer()
+        message = self.await_answer()
         for place, tensor in zip(self.places, message.tensors, strict=False):
             place.copy_(tensor)
         self._note(message)
@@ -87,19 +89,17 @@ class ShardLink:
         self._has_part = True
         return self._send(Tag.PART, {"run": run, "step": step}, [t for t in tensors if t is not None])
 
-    def push(
-        self, run: int, step: int, lr: float, weight: float, tensors: Sequence[Tensor | None], *, wants: bool = True
-    ) -> int:
+    def push(self, header: PushHeader, tensors: Sequence[Tensor | None]) -> int:
         """Send a gradient, or what is still to be said of one that is there already; how many bytes were sent."""
         absent = tuple(index for index, tensor in enumerate(tensors) if tensor is None)
-        header = PushHeader(run, step, self.version, lr, weight, absent, self._has_part, wants)
+        header = replace(header, version=self.version, absent=absent, in_part=self._has_part)
         given = () if self._has_part else [tensor for tensor in tensors if tensor is not None]
         about = {**header.to_json(), **self.about}
-        return self._ask(Tag.WEIGHTS, Tag.PUSH, about, given, into=self.places if wants else ())
+        return self._ask(Tag.WEIGHTS, Tag.PUSH, about, given, into=self.places if header.wants else ())
 
     def await_weights(self) -> Message:
         """Take the weights that answer a push or a pull."""
-        message = self._take_answer()
+        message = self.await_answer()
         self._note(message)
         return message
 
@@ -117,15 +117,9 @@ class ShardLink:
         """Ask for the optimizer's state."""
         self._ask(Tag.STATE, Tag.FETCH, {"run": run})
 
-    def await_state(self) -> Message:
-        return self._take_answer()
-
-    def add(self, run: int, number: int, tensor: Tensor) -> None:
-        """Give a part of a sum over all workers that are left, and ask for the total."""
-        self._ask(Tag.TOTAL, Tag.SUM, {"run": run, "number": number}, [tensor])
-
-    def await_total(self) -> Tensor:
-        return self._take_answer().tensors[0]
+    def add(self, run: int, number: int, tensor: Tensor, *, gather: bool = False) -> None:
+        """Give a part of a sum over all workers that are left, and ask for the total, or for all parts."""
+        self._ask(Tag.TOTAL, Tag.SUM, {"run": run, "number": number, "gather": gather}, [tensor])
 
     def await_return(self) -> None:
         """Wait until a server that was lost is there again."""
@@ -154,7 +148,8 @@ class ShardLink:
         self._answer = self._mailbox.start_receive(expected, self.address, into=into)
         return self._send(tag, header, tensors)
 
-    def _take_answer(self) -> Message:
+    def await_answer(self) -> Message:
+        """Of the question that was asked last."""
         answer, self._answer = self._answer, None
         assert answer is not None, "a question comes first"
         under_way, self._under_way = self._under_way, []
@@ -173,3 +168,5 @@ class ShardLink:
         self.version = int(message.header["version"])
         if "step" in message.header:
             self.step, self.is_stopped = int(message.header["step"]), bool(message.header["stop"])
+        if "loss" in message.header:
+            self.loss = float.fromhex(message.header["loss"])

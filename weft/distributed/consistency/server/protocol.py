@@ -16,6 +16,9 @@ pull   wants weights, now             -->
 fetch  wants the optimizer's state    -->
                                       <--  state
 
+server                                     server of another shard
+norms  of its tensors in a round      -->  where the sum of all shards is clipped
+
 worker                                     host server                          server
 push   all pieces, seed, how pieces   -->
        lie among shards
@@ -24,7 +27,6 @@ push   all pieces, seed, how pieces   -->
                                       <--  weights
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -32,18 +34,17 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = [
-    "ForwardHeader",
-    "InitHeader",
-    "MalformedError",
-    "PushHeader",
-    "Tag",
-    "host_address",
-    "read_int",
-    "read_ints",
-    "server_address",
-    "with_absent",
-]
+from weft.distributed.consistency.control import (
+    STOP,
+    SUM,
+    TOTAL,
+    MalformedError,
+    read_float,
+    read_int,
+    read_ints,
+)
+
+__all__ = ["ForwardHeader", "InitHeader", "PushHeader", "Tag", "host_address", "server_address", "with_absent"]
 
 
 class Tag(StrEnum):
@@ -56,17 +57,14 @@ class Tag(StrEnum):
     PUSH = "push"
     FORWARD = "forward"
     WEIGHTS = "weights"
-    STOP = "stop"
+    STOP = STOP
     END = "end"
-    SUM = "sum"
-    TOTAL = "total"
+    SUM = SUM
+    TOTAL = TOTAL
     PULL = "pull"
     FETCH = "fetch"
     STATE = "state"
-
-
-class MalformedError(ValueError):
-    """A message that does not say what it must."""
+    NORMS = "norms"
 
 
 def server_address(num_workers: int, shard: int) -> int:
@@ -82,7 +80,8 @@ def host_address(num_workers: int, num_shards: int, host: int) -> int:
 @dataclass(frozen=True)
 class InitHeader:
     """How a training begins. `fraction` is the shard's part of all elements; `slots` are the (piece, name) of the
-    optimizer state that follows the weights, and `num_buffers` come last."""
+    optimizer state that follows the weights, and `num_buffers` come last. `positions` are those of the pieces among all
+    tensors of the model, where shards clip their sums together."""
 
     run: int
     seed: int
@@ -92,9 +91,10 @@ class InitHeader:
     slots: tuple[tuple[int, str], ...]
     updates: int  # that the optimizer has made before
     clip_norm: float | None
+    positions: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.__dict__, "slots": [list(slot) for slot in self.slots]}
+        return {**self.__dict__, "slots": [list(slot) for slot in self.slots], "positions": list(self.positions)}
 
     @staticmethod
     def read(header: Mapping[str, Any]) -> "InitHeader":
@@ -105,14 +105,18 @@ class InitHeader:
         ):
             raise MalformedError("slots")
         numbers = {key: read_int(header, key) for key in ("run", "seed", "num_pieces", "num_buffers", "updates")}
-        limit = None if header.get("clip_norm") is None else _read_float(header, "clip_norm")
-        pairs = tuple((index, name) for index, name in slots)
-        return InitHeader(**numbers, fraction=_read_float(header, "fraction"), slots=pairs, clip_norm=limit)
+        limit = None if header.get("clip_norm") is None else read_float(header, "clip_norm")
+        positions = read_ints(header, "positions")
+        if len(positions) not in (0, numbers["num_pieces"]):
+            raise MalformedError("positions")
+        pairs, fraction = tuple((index, name) for index, name in slots), read_float(header, "fraction")
+        return InitHeader(**numbers, fraction=fraction, slots=pairs, clip_norm=limit, positions=positions)
 
 
 @dataclass(frozen=True)
 class PushHeader:
-    """What belongs to a gradient. `absent` are the pieces without one; `wants` says whether weights are to be sent."""
+    """What belongs to a gradient. `absent` are the pieces without one; `wants` says whether weights are to be sent;
+    `loss` is this rank's part of that of the batch, where all ranks are to know it."""
 
     run: int
     step: int
@@ -122,18 +126,22 @@ class PushHeader:
     absent: tuple[int, ...] = ()
     in_part: bool = False  # the tensors came before, under `part`
     wants: bool = True
+    loss: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {**self.__dict__, "absent": list(self.absent)}
+        # As text: JSON has no number that is none.
+        return {**self.__dict__, "absent": list(self.absent), "loss": None if self.loss is None else self.loss.hex()}
 
     @staticmethod
     def read(header: Mapping[str, Any]) -> "PushHeader":
         in_part, wants = header.get("in_part"), header.get("wants")
         if not isinstance(in_part, bool) or not isinstance(wants, bool):
             raise MalformedError("in_part")
-        weight, absent = _read_share(header), read_ints(header, "absent")
+        weight, absent = read_float(header, "weight", most=1), read_ints(header, "absent")
         run, step, version = (read_int(header, key) for key in ("run", "step", "version"))
-        return PushHeader(run, step, version, _read_float(header, "lr"), weight, absent, in_part, wants)
+        return PushHeader(
+            run, step, version, read_float(header, "lr"), weight, absent, in_part, wants, _read_loss(header)
+        )
 
 
 @dataclass(frozen=True)
@@ -160,11 +168,11 @@ class ForwardHeader:
         if not isinstance(parts, list) or not parts or not all(isinstance(p, list) and len(p) == 3 for p in parts):
             raise MalformedError("parts")
         read = [dict(zip(("rank", "step", "weight"), part, strict=True)) for part in parts]
-        found = tuple((read_int(p, "rank"), read_int(p, "step"), _read_share(p)) for p in read)
+        found = tuple((read_int(p, "rank"), read_int(p, "step"), read_float(p, "weight", most=1)) for p in read)
         if len({rank for rank, _, _ in found}) < len(found):
             raise MalformedError("parts")
         run, number, version = (read_int(header, key) for key in ("run", "number", "version"))
-        return ForwardHeader(run, number, version, _read_float(header, "lr"), found, read_ints(header, "absent"))
+        return ForwardHeader(run, number, version, read_float(header, "lr"), found, read_ints(header, "absent"))
 
 
 def with_absent(tensors: Sequence[Tensor], absent: Sequence[int], num_pieces: int) -> tuple[Tensor | None, ...]:
@@ -175,32 +183,9 @@ def with_absent(tensors: Sequence[Tensor], absent: Sequence[int], num_pieces: in
     return tuple(None if index in absent else next(given, None) for index in range(num_pieces))
 
 
-def read_ints(header: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    """Whole numbers from 0 up."""
-    values = header.get(key)
-    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
-        raise MalformedError(key)
-    return tuple(values)
-
-
-def read_int(header: Mapping[str, Any], key: str) -> int:
-    """A whole number from 0 up."""
-    value = header.get(key)
-    if type(value) is not int or value < 0:
-        raise MalformedError(key)
-    return value
-
-
-def _read_share(header: Mapping[str, Any]) -> float:
-    share = _read_float(header, "weight")
-    if share > 1:
-        raise MalformedError("weight")
-    return share
-
-
-def _read_float(header: Mapping[str, Any], key: str) -> float:
-    """A finite number from 0 up."""
-    value = header.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise MalformedError(key)
-    return float(value)
+def _read_loss(header: Mapping[str, Any]) -> float | None:
+    text = header.get("loss")
+    try:
+        return None if text is None else float.fromhex(text)
+    except (TypeError, ValueError):
+        raise MalformedError("loss") from None

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from weft.distributed.consistency.parcel import write
 from weft.distributed.consistency.server.cut import Piece, cut_evenly, put_together
-from weft.distributed.consistency.server.journal import Summary
 from weft.distributed.consistency.server.link import ShardLink
 from weft.distributed.consistency.server.protocol import InitHeader, Tag, host_address, server_address
+from weft.distributed.consistency.server.record import Summary
 from weft.distributed.consistency.server.settings import Settings
 from weft.distributed.mailbox import AbstractMailbox, Message
 from weft.errors import PeerLostError
@@ -40,7 +40,7 @@ class Session:
         self._seeds = iter(seeds)
         self._seed = 0
         self.run = -1
-        self._model = State({}, {}, torch.zeros(0))
+        self._untrained: list[Tensor] = []  # what the shards do not update, and all begin with as rank 0 does
         self.parameters: Mapping[str, Tensor] = {}
         self.places: Mapping[str, Tensor] = {}
         self.links: list[ShardLink] = []
@@ -55,8 +55,9 @@ class Session:
         if self.links:
             self.sum(torch.zeros(1))  # nobody begins anew before all have ended
         self._seed = next(self._seeds)
-        self._model = model
         self.parameters = {name: p.detach() for name, p in model.parameters.items() if p.requires_grad}
+        frozen = [p.detach() for p in model.parameters.values() if not p.requires_grad]
+        self._untrained = [*frozen, *(buffer.detach() for buffer in model.buffers.values())]
         has_centre = self._settings.form == "elastic"
         self.places = {n: torch.empty_like(p) for n, p in self.parameters.items()} if has_centre else self.parameters
         cuts = cut_evenly(self.parameters, self._settings.num_shards, may_cut=self._settings.may_cut)
@@ -93,9 +94,8 @@ class Session:
 
         # Shard 0 first: where all are about to end it takes nobody back, and no other shard may wait for this rank.
         (buffers,) = self._meet(self.links[:1], step, begin_again)
-        with torch.no_grad():
-            for buffer, tensor in zip(self._model.buffers.values(), buffers, strict=True):
-                buffer.copy_(tensor)
+        for buffer, tensor in zip(self._untrained, buffers, strict=True):
+            buffer.copy_(tensor)
         # A shard that is behind must not wait for a round that shard 0 has closed without this rank.
         self._meet(self.links[1:], step if self._settings.deals_work else self.step, begin_again)
         write(self.parameters, self.places)
@@ -112,7 +112,8 @@ class Session:
             for i, piece in enumerate(link.pieces)
             for slot, tensor in slots.get(piece.name, {}).items()
         ]
-        buffers = [buffer.detach() for buffer in self._model.buffers.values()] if link is self.links[0] else []
+        buffers = self._untrained if link is self.links[0] else []
+        order = list(self.parameters) if self._settings.clips_together else []
         header = InitHeader(
             run=self.run,
             seed=self._seed,
@@ -122,6 +123,7 @@ class Session:
             slots=tuple((index, slot) for index, slot, _ in own),
             updates=updates,
             clip_norm=None if self._settings.clips_own else self._settings.clip_norm,
+            positions=tuple(order.index(piece.name) for piece in link.pieces) if order else (),
         )
         link.initialise(header, [*(tensor for _, _, tensor in own), *buffers])
 
@@ -130,14 +132,14 @@ class Session:
         self._meet(links, step, lambda link: link.say_hello(self.run, step))
 
     def _meet(
-        self, links: Sequence[ShardLink], step: int | None, greet_heir: Callable[[ShardLink], None]
+        self, links: Sequence[ShardLink], step: int | None, greet_restored: Callable[[ShardLink], None]
     ) -> list[tuple[Tensor, ...]]:
         """Greet shards, and take up their weights; of each the buffers that rank 0 began with, which shard 0 has."""
         for link in links:
             link.say_hello(self.run, step)
         welcomes = []
         for link in links:
-            self.run, buffers = self._hear(link, link.await_welcome, partial(greet_heir, link))
+            self.run, buffers = self._hear(link, link.await_welcome, partial(greet_restored, link))
             welcomes.append(buffers)
         return welcomes
 
@@ -191,16 +193,23 @@ class Session:
         self.links[0].tell(Tag.STOP, self.run)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Over all workers that are left. Whoever asks takes no more steps."""
-        if not self.has_ended:
+        """Over all workers that are left. Whoever asks takes no more steps, unless ranks are synchronous."""
+        if not self.has_ended and not self._settings.is_synchronous:
             self.has_ended = True
             for link in self.links:
                 link.tell(Tag.END, self.run)
+        return self._add(tensor, gather=False)[0]
+
+    def gather(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """Of all workers that are left, in their order."""
+        return self._add(tensor, gather=True)
+
+    def _add(self, tensor: Tensor, *, gather: bool) -> tuple[Tensor, ...]:
         self._num_sums += 1
         first = self.links[0]
-        give = partial(first.add, self.run, self._num_sums, tensor)
+        give = partial(first.add, self.run, self._num_sums, tensor, gather=gather)
         give()
-        return self._hear(first, first.await_total, give)
+        return self._hear(first, first.await_answer, give).tensors
 
     def fetch_state(self, state: OptimizerState) -> OptimizerState:
         """The optimizer state that the servers keep, in place of this rank's."""
@@ -208,7 +217,7 @@ class Session:
         for link in self.links:
             link.fetch(self.run)
         for link in self.links:
-            message = self._hear(link, link.await_state, partial(link.fetch, self.run))
+            message = self._hear(link, link.await_answer, partial(link.fetch, self.run))
             shared = Shared(*(torch.tensor(float(message.header[k]), dtype=torch.float64) for k in ("lr", "updates")))
             for (index, slot), tensor in zip(message.header["slots"], message.tensors, strict=True):
                 piece = link.pieces[index]

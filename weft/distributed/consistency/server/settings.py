@@ -22,8 +22,9 @@ class Settings:
     clips_own: whether a worker clips its own gradient; else the server clips the sum.
     parts: into how many groups shards are divided that are reached in turn, one in a step.
     period: steps that a rank takes from one exchange to the next; work is dealt out in as many at a time.
-    alpha: of the spring between a rank and the centre.
+    alpha: of the elastic force between a rank and the centre.
     inner: ranks to a host server; 1 where there are none.
+    is_synchronous: ranks meet in every step: each hears of the loss of all, and all sum, agree and evaluate together.
     """
 
     num_workers: int
@@ -37,6 +38,12 @@ class Settings:
     period: int = 1
     alpha: float = 0.0
     inner: int = 1
+    is_synchronous: bool = False
+
+    @property
+    def clips_together(self) -> bool:
+        """Whether shards must tell each other norms to clip the sum of a round."""
+        return self.clip_norm is not None and self.is_synchronous and self.num_shards > 1
 
     @property
     def clips_own(self) -> bool:
@@ -82,21 +89,26 @@ def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | Non
         )
     by_arrival = plan.consistency.name == "async" or consistency.get("commit") == "arrival"
     rate = cast(Rate, consistency["lr"] if by_arrival else "together")
+    is_synchronous, num_shards = plan.consistency.name == "sync", int(plan.topology["shards"])
     return Settings(
         num_workers=plan.num_ranks,
-        num_shards=int(plan.topology["shards"]),
+        num_shards=num_shards,
         rate=rate,
-        may_cut=may_cut(optimizer),
+        # A norm has the bits of one rank only where it is of a whole tensor.
+        may_cut=may_cut(optimizer) and not (is_synchronous and clip_norm is not None and num_shards > 1),
         deals_work=by_arrival,
         clip_norm=clip_norm,
         form=cast(Form, consistency.get("push", "gradient")),
         parts=int(consistency.get("parts", 1)),
         inner=int(dict(plan.topology.parameters).get("inner", 1)),
+        is_synchronous=is_synchronous,
     )
 
 
 def make_policy(consistency: Choice, num_workers: int, *, is_fresh: bool = True) -> AbstractPolicy:
     """The policy of every shard; not fresh for one that takes the place of a shard that was lost."""
+    if consistency.name == "sync":
+        return Rounds(num_workers, is_fresh=is_fresh)
     if consistency.name in ("async", "elastic"):
         return Arrival(num_workers, is_fresh=is_fresh)
     if consistency.name == "stale":

@@ -15,6 +15,7 @@ like further momentum, of about 1 - 1/N (Mitliagkas, Zhang, Hadjis and Re, 2016)
 grow.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,18 +24,17 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.server.spring import spring
-from weft.distributed.consistency.server.weighted_sum import weighted_sum
+from weft.distributed.consistency.elastic import elastic_force
 from weft.training.gradients import clip_by_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
 
-__all__ = ["Contribution", "Form", "Rate", "Shard"]
+__all__ = ["Contribution", "Form", "Rate", "Shard", "weighted_sum"]
 
 Rate = Literal["together", "share", "staleness", "full"]
 
 Form = Literal["gradient", "difference", "elastic"]
-"""What is pushed: gradients, for the shard's optimizer; differences of weights, which are added; or weights that visit
-the centre, which the shard holds, and draw it towards themselves."""
+"""What is pushed: gradients, for the shard's optimizer; differences of weights, which are added; or the weights of a
+rank, which draw the centre, which the shard holds, towards themselves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +51,8 @@ class Contribution:
     lr: float
     tensors: tuple[Tensor | None, ...]
     others: tuple[int, ...] = ()  # the versions of those that were joined with the oldest
+    loss: float | None = None  # this rank's part of that of the batch, where ranks are synchronous
+    host: int | None = None  # the host server that joined it
 
 
 @final
@@ -59,7 +61,7 @@ class Shard:
 
     Args:
         weights: the pieces, which are updated in place.
-        alpha: of the spring between the centre and its visitors.
+        alpha: of the elastic force between the centre and a rank.
         num_workers: how many contributions make a whole round.
     """
 
@@ -107,14 +109,32 @@ class Shard:
             piece.copy_(tensor)
         self.state, self.version = state, version
 
-    def commit(self, contributions: Sequence[Contribution]) -> None:
-        """One update. Of gradients that arrive singly there is one contribution."""
+    def commit(self, contributions: Sequence[Contribution], clip_factor: Tensor | None = None) -> float | None:
+        """One update. Of gradients that arrive singly there is one contribution.
+
+        Synchronous ranks tell their losses: no update is made if their sum, which is returned, is not finite.
+
+        Args:
+            clip_factor: by which the sum is scaled, where all shards clip together.
+        """
         for contribution in contributions:
             self.staleness.update(self.version - version for version in (contribution.version, *contribution.others))
         total, factor = self._combine(contributions)
-        if any(tensor is not None for tensor in total):
+        if clip_factor is not None:
+            total = [None if tensor is None else tensor * clip_factor for tensor in total]
+        losses = [contribution.loss for contribution in contributions if contribution.loss is not None]
+        loss = sum(losses[1:], losses[0]) if losses else None
+        has_effect = any(tensor is not None for tensor in total)
+        # A synchronous step counts for the optimizer also where this shard's tensors had no part in it.
+        if has_effect if loss is None else math.isfinite(loss):
             self._update(dict(zip(self._pieces, total, strict=True)), factor, contributions[0].lr)
         self.version += 1
+        return loss
+
+    def norms(self, contributions: Sequence[Contribution]) -> list[Tensor | None]:
+        """Of the sum of a round, by piece."""
+        total, _ = self._combine(contributions)
+        return [None if tensor is None else torch.linalg.vector_norm(tensor) for tensor in total]
 
     def _combine(self, contributions: Sequence[Contribution]) -> tuple[Sequence[Tensor | None], float]:
         """What the update is made of, and what its learning rate (or the difference itself) is multiplied by."""
@@ -154,6 +174,27 @@ class Shard:
 
     def _move(self, piece: Tensor, pushed: Tensor, factor: float) -> None:
         if self._form == "elastic":
-            piece.add_(spring(pushed, piece, self._alpha))
+            piece.add_(elastic_force(pushed, piece, self._alpha))
         else:
             piece.add_(pushed, alpha=factor)
+
+
+def weighted_sum(gradients: Sequence[Sequence[Tensor | None]], shares: Sequence[float]) -> list[Tensor | None]:
+    """Of gradients, piece by piece, in the order in which they are given.
+
+    A piece that only some have counts as zeros of the others, as among synchronous ranks; one that none has stays None.
+
+    >>> weighted_sum([[torch.tensor([1.0]), None], [torch.tensor([3.0]), None]], [0.5, 0.5])
+    [tensor([2.]), None]
+    """
+    total: list[Tensor | None] = []
+    for found in zip(*gradients, strict=True):
+        like = next((tensor for tensor in found if tensor is not None), None)
+        if like is None:
+            total.append(None)
+            continue
+        terms = [torch.zeros_like(like) if t is None else t * s for t, s in zip(found, shares, strict=True)]
+        for term in terms[1:]:
+            terms[0].add_(term)
+        total.append(terms[0])
+    return total

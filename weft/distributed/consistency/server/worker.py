@@ -1,17 +1,16 @@
 """A worker of parameter servers: it waits for no other worker unless a server says so."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import final
+from typing import Literal, final
 
+import torch
 from torch import Tensor
 
 from weft.distributed.consistency.server.elastic_steps import ElasticSteps
-from weft.distributed.consistency.server.gradient_steps import GradientSteps
 from weft.distributed.consistency.server.session import Session
 from weft.distributed.consistency.server.settings import Settings
-from weft.distributed.consistency.server.steps import AbstractSteps
+from weft.distributed.consistency.server.steps import AbstractSteps, GradientSteps
 from weft.distributed.mailbox import AbstractMailbox
 from weft.graph import GradientSink, State
 from weft.specs import Mesh
@@ -30,11 +29,14 @@ class ServedReplicas(AbstractReplicas):
     """One of the workers that train through servers. Rank 0 begins, evaluates and keeps the record.
 
     Ranks do not meet: `gather` gives a rank's own tensor alone, so that rank 0 can write a checkpoint by itself. `sum`
-    is for those who have ended their loop, and waits for all that are left.
+    is for those who have ended their loop, and waits for all that are left. Synchronous ranks meet at shard 0: they
+    sum, gather, agree and evaluate together, as those of a group do.
 
     Args:
         seeds: of the trainings to come, in order; what servers record is filed under them.
         on_joined: called when all servers know this worker.
+        buffers: of synchronous ranks, running statistics before an evaluation: averaged ("mean"), or each rank keeps
+            its own ("rank").
     """
 
     def __init__(
@@ -43,13 +45,15 @@ class ServedReplicas(AbstractReplicas):
         settings: Settings,
         seeds: Sequence[int],
         on_joined: Callable[[], None] = lambda: None,
+        *,
+        buffers: Literal["mean", "rank"] = "mean",
     ) -> None:
         self._mailbox = mailbox
         self._settings = settings
         self._on_joined = on_joined
+        self._buffers = buffers
         self._session = Session(mailbox, settings, seeds)
         self._steps = _make_steps(self._session, settings)
-        self._weight = 0.0
 
     @property
     def mesh(self) -> Mesh:
@@ -57,7 +61,7 @@ class ServedReplicas(AbstractReplicas):
 
     @property
     def is_synchronous(self) -> bool:
-        return False
+        return self._settings.is_synchronous
 
     def join(self, model: State) -> None:
         self._session.join(model)
@@ -73,12 +77,10 @@ class ServedReplicas(AbstractReplicas):
         return share(indices, self._settings.share_of(self.mesh.replica, self._steps.number), self.mesh.num_replicas)
 
     def begin(self, weight: float) -> GradientSink:
-        self._weight = weight
         return self._steps.begin(weight)
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
-        own = loss / self._weight if self._weight else 0.0
-        return own, self._steps.finish(update) if math.isfinite(own) else update.state
+        return self._steps.finish(loss, update)
 
     def traffic(self) -> Traffic:
         return self._steps.traffic
@@ -86,28 +88,39 @@ class ServedReplicas(AbstractReplicas):
     # Decisions, and the end.
 
     def agree_to_save(self, wish: bool) -> bool:
-        """It is rank 0's alone."""
-        return wish
+        """It is rank 0's alone, where ranks do not meet."""
+        return self._any(wish) if self.is_synchronous else wish
 
     def agree_to_stop(self, wish: bool) -> bool:
         """Through shard 0."""
+        if self.is_synchronous:
+            return self._any(wish)
         if wish and not self._session.is_stopped:
             self._session.stop()
         return self._session.is_stopped
 
+    def _any(self, wish: bool) -> bool:
+        return bool(self.sum(torch.tensor([float(wish)])).item())
+
     def dismiss(self) -> None:
-        self._session.stop()
+        """Synchronous ranks all evaluate, so all know."""
+        if not self.is_synchronous:
+            self._session.stop()
 
     def sum(self, tensor: Tensor) -> Tensor:
         return self._session.sum(tensor)
 
     def gather(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        return (tensor,)
+        return self._session.gather(tensor) if self.is_synchronous else (tensor,)
 
     @contextmanager
     def use_consensus(self, model: State) -> Iterator[Consensus]:
         """Rank 0 judges the weights, or the centre, that it was last sent; when all have ended, every rank takes the
-        last there are."""
+        last there are. Synchronous ranks judge together."""
+        if self.is_synchronous:
+            self._average_statistics(model.buffers if self._buffers == "mean" else {})
+            yield Consensus(self)
+            return
         values: dict[str, float] = {}
         series: dict[str, tuple[float, ...]] = {}
         session = self._session
@@ -121,11 +134,22 @@ class ServedReplicas(AbstractReplicas):
         with use_point(model.parameters, agreed):
             yield Consensus(SoloReplicas() if self.mesh.rank == 0 else None, values, series)
 
+    @torch.no_grad()
+    def _average_statistics(self, buffers: Mapping[str, Tensor]) -> None:
+        """Buffers become their mean over ranks; counters, which are whole numbers, become rank 0's."""
+        for buffer in buffers.values():
+            if buffer.is_floating_point():
+                buffer.copy_(self.sum(buffer) / self.mesh.num_replicas)
+            else:
+                buffer.copy_(self.gather(buffer)[0])
+
     # Checkpoints.
 
     def collect(self, state: OptimizerState) -> OptimizerState:
-        """The state that the servers keep; a rank that updates by itself has its own."""
-        return self._session.fetch_state(state) if self._settings.form == "gradient" and self.mesh.rank == 0 else state
+        """The state that the servers keep, on every rank that meets the others, else on rank 0, which writes it; a rank
+        that updates by itself has its own."""
+        is_asking = self.is_synchronous or self.mesh.rank == 0
+        return self._session.fetch_state(state) if self._settings.form == "gradient" and is_asking else state
 
     def memory(self) -> Mapping[str, Entry]:
         """The centre, in place of rank 0's own weights: with any plan a run goes on from it."""

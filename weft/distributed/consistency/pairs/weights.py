@@ -1,8 +1,8 @@
-"""A rank's weights where neighbours can reach them: the worker changes them by steps, its desk by pairs.
+"""A rank's weights where neighbours can reach them: the worker changes them by steps, its responder by pairs.
 
-worker   | gradient, of the model's own copy ............ | step |  gradient ....
-desk     |        pair            pair    look            |  -   |        pair
-weights  x ------ (x + a) / 2 --- ....... copied -------- - lr g -- ....
+worker     | gradient, of the model's own copy ............ | step |  gradient ....
+responder  |        pair            pair    look            |  -   |        pair
+weights    x ------ (x + a) / 2 --- ....... copied -------- - lr g -- ....
 
 Pairs and copies that come while a step is made wait for its end. In a replay they, and steps, wait for their turn.
 """
@@ -16,15 +16,15 @@ from typing import final
 import torch
 from torch import Tensor
 
+from weft.distributed.consistency.control import Journal, Outgoing
 from weft.distributed.consistency.pairs.events import Event, Look, Mix, Pair, Step
-from weft.distributed.consistency.pairs.journal import Journal
-from weft.distributed.consistency.pairs.protocol import Letter, Tag
+from weft.distributed.consistency.pairs.protocol import Tag
 
-__all__ = ["Request", "Slot", "Weights"]
+__all__ = ["FlatWeights", "Request", "SharedWeights"]
 
 
 @final
-class Weights:
+class FlatWeights:
     """The parameters in one flat tensor for each type; `views` are their parts, by name."""
 
     def __init__(
@@ -76,37 +76,37 @@ class Request:
 
 
 @final
-class Slot:
-    """One rank's weights, shared by its worker and its desk. What is done to them is done under a lock, in a moment;
-    a step, which takes its time, only keeps the others out."""
+class SharedWeights:
+    """One rank's weights, shared by its worker and its responder. What is done to them is done under a lock, in a
+    moment; a step, which takes its time, only keeps the others out."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.num_malformed = 0
         self._lock = threading.Lock()
         self._run = -1
-        self._weights: Weights | None = None
+        self._weights: FlatWeights | None = None
         self._journal: Journal | None = None
-        self._script: deque[Event] = deque()
+        self._replayed: deque[Event] = deque()
         self._waiting: list[Request] = []
         self._is_stepping = False
-        self._is_awaited = False  # by the worker, whose step is not the next event of the script
+        self._is_awaited = False  # by the worker, whose step is not the next event of the replay
         self._answered_bytes = 0
 
     # What the worker does.
 
-    def begin(self, run: int, weights: Weights, journal: Journal | None, script: Iterable[Event] = ()) -> None:
+    def begin(self, run: int, weights: FlatWeights, journal: Journal | None, replayed: Iterable[Event] = ()) -> None:
         """A training begins: what came for it early is done next."""
         self.close()
         with self._lock:
-            self._run, self._weights, self._journal, self._script = run, weights, journal, deque(script)
+            self._run, self._weights, self._journal, self._replayed = run, weights, journal, deque(replayed)
             self._is_stepping = self._is_awaited = False
             self._answered_bytes = 0
 
     def begin_step(self, step: Step | Mix) -> bool:
-        """Keep the desk out; False where pairs and copies of the script come first: the desk tells of it."""
+        """Keep the responder out; False where pairs and copies of the replay come first: the responder tells of it."""
         with self._lock:
-            self._is_stepping = not self._script or self._script[0] == step
+            self._is_stepping = not self._replayed or self._replayed[0] == step
             self._is_awaited = not self._is_stepping
             return self._is_stepping
 
@@ -125,7 +125,7 @@ class Slot:
                 self._journal.note(event)
 
     def take_answered_bytes(self) -> int:
-        """Of the means that the desk gave out since this was last asked."""
+        """Of the means that the responder gave out since this was last asked."""
         with self._lock:
             answered, self._answered_bytes = self._answered_bytes, 0
             return answered
@@ -137,50 +137,50 @@ class Slot:
                 self._journal.close()
             self._journal = None
 
-    # What the desk does.
+    # What the responder does.
 
-    def serve(self, requests: Iterable[Request] = ()) -> list[Letter]:
+    def serve(self, requests: Iterable[Request] = ()) -> list[Outgoing]:
         """Do what can be done now of these and of all that waits; the answers."""
         with self._lock:
             self._waiting += requests
-            letters = []
+            answers = []
             while (found := next((request for request in self._waiting if self._may_go(request)), None)) is not None:
                 self._waiting.remove(found)
-                letters += self._carry_out(found)
-            if self._is_awaited and self._script and isinstance(self._script[0], Step | Mix):
+                answers += self._carry_out(found)
+            if self._is_awaited and self._replayed and isinstance(self._replayed[0], Step | Mix):
                 self._is_awaited = False
-                letters.append(Letter(self.rank, Tag.GO, {"run": self._run}))
-            return letters
+                answers.append(Outgoing(self.rank, Tag.GO, {"run": self._run}))
+            return answers
 
     def _may_go(self, request: Request) -> bool:
         if request.run < self._run:
             return True  # to be thrown away
         is_free = request.run == self._run and not self._is_stepping
-        return is_free and (not self._script or self._script[0] == request.event)
+        return is_free and (not self._replayed or self._replayed[0] == request.event)
 
-    def _carry_out(self, request: Request) -> list[Letter]:
+    def _carry_out(self, request: Request) -> list[Outgoing]:
         if request.run < self._run:
             return []
         if isinstance(request.event, Look):
             self._pass(request.event)
             copies = [flat.clone() for flat in self._own.flats]
-            return [Letter(request.source, Tag.VIEW, {"run": self._run, "number": request.event.number}, copies)]
+            return [Outgoing(request.source, Tag.VIEW, {"run": self._run, "number": request.event.number}, copies)]
         if not self._own.accepts(request.tensors):
             self.num_malformed += 1
             return []
         self._pass(request.event)
         average(self._own.flats, request.tensors)
         self._answered_bytes += self._own.num_bytes
-        return [Letter(request.source, Tag.PAIRED, {"run": self._run, "turn": request.event.turn}, request.tensors)]
+        return [Outgoing(request.source, Tag.PAIRED, {"run": self._run, "turn": request.event.turn}, request.tensors)]
 
     @property
-    def _own(self) -> Weights:
+    def _own(self) -> FlatWeights:
         assert self._weights is not None, "begin() comes first"
         return self._weights
 
     def _pass(self, event: Event) -> None:
-        if self._script:
-            following = self._script.popleft()
+        if self._replayed:
+            following = self._replayed.popleft()
             assert following == event, "events of a replay keep their order"
         if self._journal is not None:
             self._journal.note(event)

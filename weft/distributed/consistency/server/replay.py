@@ -1,16 +1,16 @@
-"""A policy that decides what was decided before: the order in a record, whatever the order of arrival now."""
+"""Policies that decide what was decided before: the order in a journal, whatever the order of arrival now."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import final
 
 from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Leave, Push, Release
 from weft.distributed.consistency.server.policy import NEVER, AbstractPolicy
 
-__all__ = ["Script"]
+__all__ = ["JoinPolicy", "ReplayPolicy"]
 
 
 @final
-class Script(AbstractPolicy):
+class ReplayPolicy(AbstractPolicy):
     """Takes up each recorded decision as soon as what it needs is here. After the last, ranks that ask are stopped."""
 
     def __init__(self, decisions: Iterable[Decision]) -> None:
@@ -75,3 +75,31 @@ class Script(AbstractPolicy):
                 return rank in self._waiting
             case Leave() | Join():
                 return True
+
+
+@final
+class JoinPolicy:
+    """Which of the pushes that wait at a host server are joined: all, or, in a replay, those that were.
+
+    Args:
+        recorded: what the host server decided before; None to decide anew.
+    """
+
+    def __init__(self, recorded: Iterable[Decision] | None = None) -> None:
+        is_replayed = recorded is not None
+        self._left = [d.pushes for d in recorded or () if isinstance(d, Commit)][::-1] if is_replayed else None
+
+    def choose(self, waiting: Collection[Push]) -> tuple[Push, ...]:
+        """The next to set out, of those that wait, in the order of their arrival; none where nothing may."""
+        if not self._left:  # after what is repeated, too: shards stop those who ask then
+            return tuple(waiting)
+        if set(self._left[-1]) <= set(waiting):
+            return self._left.pop()
+        return ()
+
+    def dismiss(self, waiting: Collection[Push]) -> tuple[Push, ...]:
+        """Pushes of ranks that had no further part in what is repeated."""
+        if not self._left:
+            return ()
+        needed = {rank for pushes in self._left for rank, _ in pushes}
+        return tuple(push for push in waiting if push[0] not in needed)

@@ -1,4 +1,4 @@
-"""A rank's weights between its worker and its desk: who may change them when, and what a replay holds back."""
+"""A rank's weights between its worker and its responder: who may change them when, and what a replay holds back."""
 
 from pathlib import Path
 
@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.pairs.events import Deal, Event, Look, Mean, Pair, Step, decode, encode
-from weft.distributed.consistency.pairs.journal import Journal, journal_file, make_scripts, read_events
-from weft.distributed.consistency.pairs.protocol import Letter, Tag
-from weft.distributed.consistency.pairs.slot import Request, Slot, Weights
+from weft.distributed.consistency.control import Journal, Outgoing, decode, encode
+from weft.distributed.consistency.pairs.events import EVENTS, Deal, Event, Look, Mean, Pair, Step
+from weft.distributed.consistency.pairs.protocol import Tag
+from weft.distributed.consistency.pairs.replay import make_replay_plans, rank_journal, read_journal
+from weft.distributed.consistency.pairs.weights import FlatWeights, Request, SharedWeights
 from weft.errors import CorruptFileError, RunFolderError, StorageError
 
 PARAMETERS = {"a": torch.zeros(2, 3), "b": torch.ones(2, dtype=torch.float64), "c": torch.full((1,), 4.0)}
@@ -19,22 +20,22 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-def make_slot(*script: Event) -> Slot:
-    slot = Slot(1)
-    slot.begin(0, Weights(PARAMETERS, empty), None, script)
-    return slot
+def make_shared(*replayed: Event) -> SharedWeights:
+    shared = SharedWeights(1)
+    shared.begin(0, FlatWeights(PARAMETERS, empty), None, replayed)
+    return shared
 
 
 def ask(turn: int = 0, run: int = 0, value: float = 2.0) -> Request:
     return Request(2, run, Pair(2, turn), [torch.full((7,), value), torch.full((2,), value, dtype=torch.float64)])
 
 
-def tags(letters: list[Letter]) -> list[Tag]:
-    return [letter.tag for letter in letters]
+def tags(answers: list[Outgoing]) -> list[Tag]:
+    return [answer.tag for answer in answers]
 
 
 def test_weights_lie_flat_by_type() -> None:
-    weights = Weights(PARAMETERS, empty)
+    weights = FlatWeights(PARAMETERS, empty)
     assert [flat.tolist() for flat in weights.flats] == [[0.0] * 6 + [4.0], [1.0, 1.0]]
     copy = {name: torch.zeros_like(tensor) for name, tensor in PARAMETERS.items()}
     weights.unpack(copy)
@@ -43,9 +44,9 @@ def test_weights_lie_flat_by_type() -> None:
 
 
 def test_a_pair_moves_both_sides_to_the_mean() -> None:
-    slot = make_slot()
-    (answer,) = slot.serve([ask()])
-    (view,) = slot.serve([Request(0, 0, Look(0))])
+    shared = make_shared()
+    (answer,) = shared.serve([ask()])
+    (view,) = shared.serve([Request(0, 0, Look(0))])
     assert (answer.to, answer.tag, view.tag) == (2, Tag.PAIRED, Tag.VIEW)
     for theirs, mine in zip(answer.tensors, view.tensors, strict=True):
         assert torch.equal(theirs, mine)
@@ -54,88 +55,88 @@ def test_a_pair_moves_both_sides_to_the_mean() -> None:
 
 def test_the_bytes_of_answers_are_counted_for_the_rank_that_gives_them() -> None:
     """Once, they were counted nowhere."""
-    slot = make_slot()
-    slot.serve([ask(), ask(turn=1)])
-    assert slot.take_answered_bytes() == 2 * (7 * 4 + 2 * 8)
-    assert slot.take_answered_bytes() == 0
+    shared = make_shared()
+    shared.serve([ask(), ask(turn=1)])
+    assert shared.take_answered_bytes() == 2 * (7 * 4 + 2 * 8)
+    assert shared.take_answered_bytes() == 0
 
 
 def test_pairs_wait_for_the_end_of_a_step() -> None:
-    slot, step = make_slot(), Step(0)
-    assert slot.begin_step(step)
-    assert slot.serve([ask()]) == []
-    assert slot.end_step({name: tensor + 1 for name, tensor in PARAMETERS.items()}, step)
-    (answer,) = slot.serve()
+    shared, step = make_shared(), Step(0)
+    assert shared.begin_step(step)
+    assert shared.serve([ask()]) == []
+    assert shared.end_step({name: tensor + 1 for name, tensor in PARAMETERS.items()}, step)
+    (answer,) = shared.serve()
     assert answer.tensors[0].tolist() == [1.5] * 6 + [3.5]
-    assert not slot.begin_step(Step(1)) or not slot.end_step(PARAMETERS, Step(1))
+    assert not shared.begin_step(Step(1)) or not shared.end_step(PARAMETERS, Step(1))
 
 
 def test_who_comes_early_waits_and_who_comes_late_is_not_heard() -> None:
-    slot = make_slot()
-    assert slot.serve([ask(run=1)]) == []
-    slot.begin(1, Weights(PARAMETERS, empty), None)
-    assert tags(slot.serve([ask(turn=1, run=0)])) == [Tag.PAIRED]
+    shared = make_shared()
+    assert shared.serve([ask(run=1)]) == []
+    shared.begin(1, FlatWeights(PARAMETERS, empty), None)
+    assert tags(shared.serve([ask(turn=1, run=0)])) == [Tag.PAIRED]
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    slot = make_slot()
-    assert slot.serve([Request(2, 0, Pair(2, 0), [torch.zeros(3)])]) == []
-    assert slot.num_malformed == 1
+    shared = make_shared()
+    assert shared.serve([Request(2, 0, Pair(2, 0), [torch.zeros(3)])]) == []
+    assert shared.num_malformed == 1
 
 
 def test_a_replay_keeps_its_order() -> None:
     """The step comes after two pairs, whichever is here first; then the worker is told."""
-    slot = make_slot(Pair(3, 5), Pair(2, 0), Step(0), Look(0))
-    assert not slot.begin_step(Step(0))
-    assert slot.serve([Request(0, 0, Look(0))]) == [] and slot.serve([ask()]) == []
-    letters = slot.serve([Request(3, 0, Pair(3, 5), ask(value=0.0).tensors)])
-    assert [(letter.to, letter.tag) for letter in letters] == [(3, Tag.PAIRED), (2, Tag.PAIRED), (1, Tag.GO)]
-    assert slot.begin_step(Step(0)) and slot.end_step(PARAMETERS, Step(0))
-    assert tags(slot.serve()) == [Tag.VIEW]
+    shared = make_shared(Pair(3, 5), Pair(2, 0), Step(0), Look(0))
+    assert not shared.begin_step(Step(0))
+    assert shared.serve([Request(0, 0, Look(0))]) == [] and shared.serve([ask()]) == []
+    answers = shared.serve([Request(3, 0, Pair(3, 5), ask(value=0.0).tensors)])
+    assert [(answer.to, answer.tag) for answer in answers] == [(3, Tag.PAIRED), (2, Tag.PAIRED), (1, Tag.GO)]
+    assert shared.begin_step(Step(0)) and shared.end_step(PARAMETERS, Step(0))
+    assert tags(shared.serve()) == [Tag.VIEW]
 
 
-EVENTS: list[Event] = [Deal(4), Pair(2, 7), Step(3, 1), Look(2), Mean(2, (0, 1)), Deal(9, stop=True)]
+NOTED: list[Event] = [Deal(4), Pair(2, 7), Step(3, 1), Look(2), Mean(2, (0, 1)), Deal(9, stop=True)]
 
 
 def test_events_are_read_as_they_were_written(tmp_path: Path) -> None:
-    assert [decode(encode(event)) for event in EVENTS] == EVENTS
-    journal = Journal(journal_file(tmp_path, 0, 1), {"first": 0})
-    for event in EVENTS:
+    assert [decode(encode(event), EVENTS) for event in NOTED] == NOTED
+    journal = Journal(rank_journal(tmp_path, 0, 1), {"first": 0})
+    for event in NOTED:
         journal.note(event)
-    assert read_events(tmp_path, 0, 1) == EVENTS  # before it is closed: a killed rank closes nothing
+    assert read_journal(tmp_path, 0, 1) == NOTED  # before it is closed: a killed rank closes nothing
     journal.close()
-    path = journal_file(tmp_path, 0, 1)
+    path = rank_journal(tmp_path, 0, 1)
     path.write_bytes(path.read_bytes() + b'["pair",2')
-    assert read_events(tmp_path, 0, 1) == EVENTS
+    assert read_journal(tmp_path, 0, 1) == NOTED
 
 
 @pytest.mark.parametrize("line", [["pair", 1], ["pear", 1, 2], ["step", 1, "2"], ["deal", True, 0], {}, 7, []])
 def test_what_is_no_event_is_refused(line: object) -> None:
     with pytest.raises(CorruptFileError, match="cannot be read"):
-        decode(line)
+        decode(line, EVENTS)
 
 
 def test_records_that_cannot_be_repeated_are_refused(tmp_path: Path) -> None:
-    path = journal_file(tmp_path, 0, 0)
+    path = rank_journal(tmp_path, 0, 0)
     Journal(path, {"first": 8}).close()
     with pytest.raises(RunFolderError, match="resumed"):
-        read_events(tmp_path, 0, 0)
+        read_journal(tmp_path, 0, 0)
     for text, fact in (('{"format": 9}\n', "of this version"), ("{\n", "bad line"), ("[1]\n", "of this version")):
         path.write_text(text)
         with pytest.raises(CorruptFileError, match=fact):
-            read_events(tmp_path, 0, 0)
+            read_journal(tmp_path, 0, 0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="could not be recorded"):
+    with pytest.raises(StorageError, match="could not be written"):
         Journal(tmp_path / "file" / "rank-0.jsonl", {})
 
 
-def test_scripts_know_whom_a_rank_asked_in_vain() -> None:
+def test_replays_know_whom_a_rank_asked_in_vain() -> None:
     """Rank 1 answered rank 0 and died before the answer left; rank 0 took that of rank 3."""
     asking: list[Event] = [Deal(0), Step(0, 3), Look(0), Mean(0, (0, 2, 3))]
     answered: list[Event] = [Deal(1), Pair(0, 0), Look(0)]
-    first, second, *_ = make_scripts([asking, answered, [Look(0)], [Pair(0, 0), Step(0), Look(0)]])
+    first, second, *_ = make_replay_plans([asking, answered, [Look(0)], [Pair(0, 0), Step(0), Look(0)]])
     assert (first.asks, first.partners) == ({0: (1, 3)}, {0: 3})
     assert first.events == (Step(0, 3), Look(0)) and second.events == (Pair(0, 0),)
     assert first.means == {0: (0, 2, 3)}
     with pytest.raises(RunFolderError, match="do not fit together"):
-        make_scripts([asking, answered, [], []])
+        make_replay_plans([asking, answered, [], []])

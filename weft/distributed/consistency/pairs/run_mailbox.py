@@ -1,4 +1,4 @@
-"""A worker's post: letters to desks and workers, each with the number of the training, and answers with a deadline."""
+"""A worker's mailbox in a run: every message has the number of the training, and answers have a deadline."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -6,16 +6,16 @@ from typing import Any, final
 
 from torch import Tensor
 
-from weft.distributed.consistency.pairs.protocol import Tag, desk_address
+from weft.distributed.consistency.pairs.protocol import Tag, responder_address
 from weft.distributed.group.group import AbstractWork
 from weft.distributed.mailbox import AbstractMailbox, Message
 from weft.errors import PeerLostError
 
-__all__ = ["Post"]
+__all__ = ["RunMailbox"]
 
 
 @final
-class Post:
+class RunMailbox:
     """Args:
     patience: seconds to wait for an answer. A peer that dies or falls silent is noticed long before by the mailbox;
         this is for what must not happen.
@@ -37,18 +37,20 @@ class Post:
         return self.mailbox.clock.now() + self._patience
 
     def alive(self) -> list[int]:
-        """Ranks whose worker and desk are there."""
+        """Ranks whose worker and responder are there."""
         peers = self.mailbox.peers()
-        return [r for r in range(self.size) if r == self.rank or (r in peers and desk_address(self.size, r) in peers)]
+        return [
+            r for r in range(self.size) if r == self.rank or (r in peers and responder_address(self.size, r) in peers)
+        ]
 
     def send(self, to: int, tag: Tag, tensors: Sequence[Tensor], **header: Any) -> int:
-        """To a worker or a desk, by its address; `settle` before the tensors change. How many bytes they are."""
+        """To a worker or a responder, by its address; `settle` before the tensors change. How many bytes they are."""
         self._under_way.append(self.mailbox.start_send(to, tag, {"run": self.run, **header}, tensors))
         return sum(tensor.nbytes for tensor in tensors)
 
     def note(self, rank: int, tag: Tag, **header: Any) -> None:
-        """To the desk of a rank; to one that is gone it is lost."""
-        self.mailbox.start_send(desk_address(self.size, rank), tag, {"run": self.run, **header})
+        """To the responder of a rank; to one that is gone it is lost."""
+        self.mailbox.start_send(responder_address(self.size, rank), tag, {"run": self.run, **header})
 
     def receive(self, tag: Tag, source: int, **expected: int) -> Message:
         """The answer with these numbers; others of the kind were here before, and come twice."""
@@ -57,6 +59,10 @@ class Post:
             message = self.mailbox.receive(tag, source, deadline=deadline)
             if message.header.items() >= {"run": self.run, **expected}.items():
                 return message
+
+    def receive_answer(self, tag: Tag, rank: int, **expected: int) -> Message:
+        """Of the responder of a rank."""
+        return self.receive(tag, responder_address(self.size, rank), **expected)
 
     def settle(self) -> None:
         """Wait until what was sent may be changed."""

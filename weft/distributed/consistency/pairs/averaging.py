@@ -1,4 +1,4 @@
-"""How a rank meets its neighbours in a turn: one of them (AD-PSGD, Lian et al., 2018), or all that are left.
+"""How a rank averages with its neighbours: with one in a turn (AD-PSGD, Lian et al., 2018), or all that are left.
 
 rank 0, asks       | gradient g at x ................. | x <- mean - lr g |  gradient ...
                    \\-- x -->                   mean --/
@@ -18,32 +18,32 @@ import torch
 from torch import Tensor
 
 from weft.distributed.consistency.pairs.events import NOBODY, Mix, Step
-from weft.distributed.consistency.pairs.journal import Script
-from weft.distributed.consistency.pairs.post import Post
-from weft.distributed.consistency.pairs.protocol import Tag, desk_address
-from weft.distributed.consistency.pairs.slot import Weights
+from weft.distributed.consistency.pairs.protocol import Tag, responder_address
+from weft.distributed.consistency.pairs.replay import ReplayPlan
+from weft.distributed.consistency.pairs.run_mailbox import RunMailbox
+from weft.distributed.consistency.pairs.weights import FlatWeights
 from weft.distributed.group.calls import Graph
 from weft.errors import PeerLostError
 from weft.planning.gossip_graphs import Split
 
-__all__ = ["AbstractMeeting", "MixMeeting", "PairMeeting"]
+__all__ = ["AbstractAveraging", "NeighbourAveraging", "PairAveraging"]
 
 
-class AbstractMeeting(ABC):
-    """Knows the post, and in a training the rank's weights."""
+class AbstractAveraging(ABC):
+    """Knows the mailbox, and in a training the rank's weights."""
 
-    def __init__(self, post: Post) -> None:
-        self.post = post
+    def __init__(self, mailbox: RunMailbox) -> None:
+        self.mailbox = mailbox
         self.seed = 0
-        self.weights: Weights | None = None
-        self.script: Script | None = None
+        self.weights: FlatWeights | None = None
+        self.replay: ReplayPlan | None = None
 
-    def begin(self, seed: int, weights: Weights, script: Script | None) -> None:
-        """A training begins; with a script, one that was."""
-        self.seed, self.weights, self.script = seed, weights, script
+    def begin(self, seed: int, weights: FlatWeights, replay: ReplayPlan | None) -> None:
+        """A training begins; with a plan of a replay, one that was."""
+        self.seed, self.weights, self.replay = seed, weights, replay
 
     @property
-    def own(self) -> Weights:
+    def own(self) -> FlatWeights:
         assert self.weights is not None, "begin() comes first"
         return self.weights
 
@@ -53,7 +53,7 @@ class AbstractMeeting(ABC):
 
     @abstractmethod
     def take(self, turn: int) -> tuple[Sequence[Tensor] | None, Step | Mix]:
-        """After it: the weights that it is applied to, None for those in the slot, and whose they are."""
+        """After it: the weights that it is applied to, None for those that are shared, and whose they are."""
 
     @abstractmethod
     def leave(self, turn: int) -> None:
@@ -61,11 +61,11 @@ class AbstractMeeting(ABC):
 
 
 @final
-class PairMeeting(AbstractMeeting):
+class PairAveraging(AbstractAveraging):
     """With one partner, if this is a rank that asks (AD-PSGD)."""
 
-    def __init__(self, post: Post, split: Split) -> None:
-        super().__init__(post)
+    def __init__(self, mailbox: RunMailbox, split: Split) -> None:
+        super().__init__(mailbox)
         self._split = split
         self._partner = NOBODY
 
@@ -73,53 +73,55 @@ class PairMeeting(AbstractMeeting):
         """In a replay the weights also go to one that died before it could answer."""
         self._partner = self._choose(turn)
         chosen = () if self._partner == NOBODY else (self._partner,)
-        asked = chosen if self.script is None else self.script.asks.get(turn, ())
-        size, flats = self.post.size, self.own.flats
-        return sum(self.post.send(desk_address(size, partner), Tag.ASK, flats, turn=turn) for partner in asked)
+        asked = chosen if self.replay is None else self.replay.asks.get(turn, ())
+        size, flats = self.mailbox.size, self.own.flats
+        return sum(self.mailbox.send(responder_address(size, partner), Tag.ASK, flats, turn=turn) for partner in asked)
 
     def take(self, turn: int) -> tuple[Sequence[Tensor] | None, Step]:
         """The partner's answer; if it dies, that of another; the weights as they are of a rank with nobody to ask."""
         mean: Sequence[Tensor] | None = None
         while mean is None and self._partner != NOBODY:
             try:
-                mean = self.post.receive(Tag.PAIRED, desk_address(self.post.size, self._partner), turn=turn).tensors
+                mean = self.mailbox.receive(
+                    Tag.PAIRED, responder_address(self.mailbox.size, self._partner), turn=turn
+                ).tensors
             except PeerLostError:
-                if self.script is not None:
+                if self.replay is not None:
                     raise
                 self.set_out(turn)
         return mean, Step(turn, self._partner)
 
     def leave(self, turn: int) -> None:
-        """Nobody waits for one that asks, and the desk goes on answering."""
+        """Nobody waits for one that asks, and the responder goes on answering."""
 
     def _choose(self, turn: int) -> int:
         """By chance: one of the partners that are left; without any, one of all who answer and are left."""
-        if self.script is not None:
-            return self.script.partners.get(turn, NOBODY)
-        rank, asks = self.post.rank, self._split.asks
+        if self.replay is not None:
+            return self.replay.partners.get(turn, NOBODY)
+        rank, asks = self.mailbox.rank, self._split.asks
         if not asks[rank]:
             return NOBODY
-        alive = self.post.alive()
+        alive = self.mailbox.alive()
         partners = [r for r in alive if r in self._split.partners[rank]] or [r for r in alive if not asks[r]]
         return random.Random(f"pair {self.seed} {rank} {turn} {len(partners)}").choice(partners or [NOBODY])
 
 
 @final
-class MixMeeting(AbstractMeeting):
+class NeighbourAveraging(AbstractAveraging):
     """With every neighbour that is left, each as loud as oneself (D-PSGD); of one that dies what it had sent counts.
 
     Without deaths this is X <- W X. Where a neighbour is missing the others count more: a row of W still sums to 1, a
     column need not.
     """
 
-    def __init__(self, post: Post, graph: Graph) -> None:
-        super().__init__(post)
-        self._hears = graph[post.rank]
-        self._is_heard_by = [rank for rank, heard in enumerate(graph) if post.rank in heard]
+    def __init__(self, mailbox: RunMailbox, graph: Graph) -> None:
+        super().__init__(mailbox)
+        self._hears = graph[mailbox.rank]
+        self._is_heard_by = [rank for rank, heard in enumerate(graph) if mailbox.rank in heard]
         self._silent: set[int] = set()  # those that have left, and live
 
-    def begin(self, seed: int, weights: Weights, script: Script | None) -> None:
-        super().begin(seed, weights, script)
+    def begin(self, seed: int, weights: FlatWeights, replay: ReplayPlan | None) -> None:
+        super().begin(seed, weights, replay)
         self._silent = set()
 
     def set_out(self, turn: int) -> int:
@@ -127,12 +129,12 @@ class MixMeeting(AbstractMeeting):
 
     def take(self, turn: int) -> tuple[Sequence[Tensor], Mix]:
         found: dict[int, Sequence[Tensor]] = {}
-        awaited = self._hears if self.script is None else self.script.mixes.get(turn, ())
+        awaited = self._hears if self.replay is None else self.replay.mixes.get(turn, ())
         for rank in [rank for rank in awaited if rank not in self._silent]:
             try:
-                tensors = self.post.receive(Tag.WEIGHTS, rank, turn=turn).tensors
+                tensors = self.mailbox.receive(Tag.WEIGHTS, rank, turn=turn).tensors
             except PeerLostError:
-                if self.script is not None:
+                if self.replay is not None:
                     raise
                 continue
             if tensors:
@@ -146,9 +148,9 @@ class MixMeeting(AbstractMeeting):
         self._send_to_all((), turn)
 
     def _send_to_all(self, flats: Sequence[Tensor], turn: int) -> int:
-        alive = self.post.alive()
+        alive = self.mailbox.alive()
         listeners = [rank for rank in self._is_heard_by if rank in alive]
-        return sum(self.post.send(listener, Tag.WEIGHTS, flats, turn=turn) for listener in listeners)
+        return sum(self.mailbox.send(listener, Tag.WEIGHTS, flats, turn=turn) for listener in listeners)
 
 
 def mix(own: Sequence[Tensor], others: Sequence[Sequence[Tensor]]) -> list[Tensor]:

@@ -2,52 +2,40 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.distributed.consistency.server.protocol import InitHeader
-from weft.distributed.consistency.server.shard import Shard
 from weft.errors import StorageError
 
-__all__ = ["Kept", "Recalled", "keep", "recall"]
+__all__ = ["Snapshot", "read_snapshot", "write_snapshot"]
 
 
-@dataclass(frozen=True)
-class Kept:
-    """What is worth keeping of a training on one shard."""
-
-    header: InitHeader
-    shard: Shard
-    buffers: Sequence[Tensor]
-
-
-@final
-@dataclass(frozen=True)
-class Recalled:
-    """What was kept, read back."""
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A training on one shard, at a moment. `slots` are the optimizer's, by piece and name."""
 
     header: InitHeader
     weights: tuple[Tensor, ...]
-    slots: dict[str, dict[str, Tensor]]
+    slots: Mapping[str, Mapping[str, Tensor]]
     buffers: tuple[Tensor, ...]
     version: int
     updates: int
 
 
-def keep(path: Path, kept: Kept) -> None:
-    """Write a snapshot over the one before, as a whole or not at all."""
-    tensors = {f"weight/{index}": tensor for index, tensor in enumerate(kept.shard.weights)}
-    tensors |= {f"buffer/{index}": tensor.contiguous() for index, tensor in enumerate(kept.buffers)}
-    for name, slots in kept.shard.state.slots.items():
-        tensors |= {f"slot/{name}/{slot}": tensor.contiguous() for slot, tensor in slots.items()}
-    about = {"version": kept.shard.version, "updates": int(kept.shard.state.shared.step)}
-    metadata = {"header": json.dumps(kept.header.to_json()), "about": json.dumps(about)}
+def write_snapshot(path: Path, snapshot: Snapshot) -> None:
+    """Write over the one before, as a whole or not at all."""
+    tensors = {f"weight/{index}": tensor for index, tensor in enumerate(snapshot.weights)}
+    tensors |= {f"buffer/{index}": tensor for index, tensor in enumerate(snapshot.buffers)}
+    for name, slots in snapshot.slots.items():
+        tensors |= {f"slot/{name}/{slot}": tensor for slot, tensor in slots.items()}
+    about = {"version": snapshot.version, "updates": snapshot.updates}
+    metadata = {"header": json.dumps(snapshot.header.to_json()), "about": json.dumps(about)}
     scratch = path.with_suffix(".tmp")
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, scratch, metadata=metadata)
@@ -57,7 +45,7 @@ def keep(path: Path, kept: Kept) -> None:
         raise StorageError(f"snapshot could not be written ({path}: {reason}); free space") from error
 
 
-def recall(path: Path) -> Recalled | None:
+def read_snapshot(path: Path) -> Snapshot | None:
     """The last snapshot; None where there is none that is whole."""
     try:
         with safe_open(path, "pt") as file:
@@ -70,13 +58,9 @@ def recall(path: Path) -> Recalled | None:
         if name.startswith("slot/"):
             _, index, slot = name.split("/", 2)
             slots.setdefault(index, {})[slot] = tensor
-    return Recalled(
-        header=InitHeader.read(json.loads(metadata["header"])),
-        weights=_numbered(tensors, "weight"),
-        slots=slots,
-        buffers=_numbered(tensors, "buffer"),
-        **json.loads(metadata["about"]),
-    )
+    header = InitHeader.read(json.loads(metadata["header"]))
+    weights, buffers = _numbered(tensors, "weight"), _numbered(tensors, "buffer")
+    return Snapshot(header, weights, slots, buffers, **json.loads(metadata["about"]))
 
 
 def _numbered(tensors: Mapping[str, Tensor], kind: str) -> tuple[Tensor, ...]:

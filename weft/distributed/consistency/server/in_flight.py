@@ -1,4 +1,4 @@
-"""Weights that are under way to workers: an update must not touch them, and needs a copy to be made on.
+"""Weights in flight to workers: an update must not touch them, and needs other memory to be made in.
 
 weights A   sent to rank 0 ~~~~~~~~~~~> read          an update comes while A is read: it is made on B,
 weights B             updated, sent to rank 1 ~~~>    and A, once it has been read, takes the next
@@ -11,18 +11,19 @@ from torch import Tensor
 
 from weft.distributed.group.group import AbstractWork
 
-__all__ = ["Lent"]
+__all__ = ["InFlight"]
 
 
 @final
-class Lent:
-    """Keeps the works that read each set of weights, and the sets that nobody reads any more."""
+class InFlight:
+    """Knows the sends that read each set of weights, and the sets that no send reads any more."""
 
     def __init__(self) -> None:
         self._read: list[tuple[tuple[Tensor, ...], list[AbstractWork]]] = []
         self._free: list[tuple[Tensor, ...]] = []
 
-    def lend(self, weights: tuple[Tensor, ...], work: AbstractWork) -> None:
+    def add(self, weights: tuple[Tensor, ...], work: AbstractWork) -> None:
+        """A send reads these weights."""
         for known, works in self._read:
             if _are_same(known, weights):
                 works.append(work)
@@ -30,7 +31,7 @@ class Lent:
         self._read.append((weights, [work]))
 
     def is_read(self, weights: tuple[Tensor, ...]) -> bool:
-        """Whether some worker still reads these; sets that are read no more are free from now on."""
+        """Whether some send still reads these; sets that are read no more are free from now on."""
         still = []
         for known, works in self._read:
             left = [work for work in works if not work.is_done()]

@@ -1,0 +1,47 @@
+"""The control plane of ranks at their own pace: work, stopping, sums, numbers of trainings, journals."""
+
+from weft.distributed.consistency.control.coordinator import (
+    STOP,
+    SUM,
+    TOTAL,
+    Coordinator,
+    Sums,
+    WorkQueue,
+    find_missing,
+)
+from weft.distributed.consistency.control.journal import (
+    Journal,
+    decode,
+    encode,
+    journal_file,
+    read_events,
+    read_lines,
+)
+from weft.distributed.consistency.control.messages import (
+    MalformedError,
+    Outgoing,
+    read_float,
+    read_int,
+    read_ints,
+)
+
+__all__ = [
+    "STOP",
+    "SUM",
+    "TOTAL",
+    "Coordinator",
+    "Journal",
+    "MalformedError",
+    "Outgoing",
+    "Sums",
+    "WorkQueue",
+    "decode",
+    "encode",
+    "find_missing",
+    "journal_file",
+    "read_events",
+    "read_float",
+    "read_int",
+    "read_ints",
+    "read_lines",
+]

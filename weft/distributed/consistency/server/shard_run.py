@@ -1,0 +1,347 @@
+"""One training on one shard: what ranks say becomes events for the policy, what it decides updates and answers."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from torch import Tensor
+
+from weft.distributed.consistency.control import Coordinator, Journal, MalformedError, Outgoing, journal_file, read_int
+from weft.distributed.consistency.server.clipping import NormExchange
+from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Push, Release
+from weft.distributed.consistency.server.policy import AbstractPolicy
+from weft.distributed.consistency.server.protocol import ForwardHeader, PushHeader, Tag, with_absent
+from weft.distributed.consistency.server.record import Summary
+from weft.distributed.consistency.server.shard import Contribution
+from weft.distributed.consistency.server.shard_state import ServerSpec, ShardState
+from weft.distributed.mailbox import AbstractMailbox, Message
+
+__all__ = ["RankRecord", "ShardRun", "open_journal"]
+
+MOST_AGES = 4000
+"""Different stalenesses that are told to a worker."""
+
+FLUSH_SECONDS = 1.0
+
+
+def open_journal(
+    mailbox: AbstractMailbox, spec: ServerSpec, state: ShardState, *, goes_on: bool = False
+) -> Journal | None:
+    if spec.run is None:
+        return None
+    seed, updates = state.header.seed, state.header.updates
+    about = {"plan": spec.plan, "workers": spec.num_workers, "shard": spec.shard, "seed": seed, "updates": updates}
+    path, clock = journal_file(spec.run, seed, f"shard-{spec.shard}"), mailbox.clock.now
+    return Journal(path, about, goes_on=goes_on, flush_seconds=FLUSH_SECONDS, clock=clock)
+
+
+@dataclass
+class RankRecord:
+    """What a shard knows of one rank in one training."""
+
+    release: Release | None = None  # with which it was last let go; None while it waits
+    last_step: int = -1  # of which it pushed a gradient
+    is_known: bool = False  # this server has let it go before
+    has_ended: bool = False  # it takes no more steps
+    part: tuple[int, tuple[Tensor, ...]] | None = None  # step and tensors that came ahead of their push
+    # How it is answered:
+    host: int | None = None  # through this host server
+    is_greeting: bool = False  # by a welcome
+    wants_weights: bool = True
+    centre: tuple[Tensor, ...] | None = None  # with the centre as its weights found it
+
+
+@final
+class ShardRun:
+    """Ranks, their gradients in hand, and decisions that are still to be carried out; the weights are the state's.
+
+    Args:
+        coordinator: who is left; it outlives the training.
+        restored_at: the version with which a server took the place of one that was lost.
+    """
+
+    def __init__(
+        self,
+        mailbox: AbstractMailbox,
+        *,
+        spec: ServerSpec,
+        state: ShardState,
+        coordinator: Coordinator,
+        policy: AbstractPolicy,
+        journal: Journal | None,
+        restored_at: int | None = None,
+    ) -> None:
+        self._mailbox = mailbox
+        self._spec = spec
+        self._state = state
+        self._coordinator = coordinator
+        self._journal = journal
+        self._restored_at = restored_at
+        self.policy = policy
+        self._ranks = {rank: RankRecord() for rank in range(spec.num_workers)}
+        self.pending: dict[Push, Contribution] = {}  # by the first push of those that a host server joined
+        self._forwards: dict[int, tuple[int, int]] = {}  # by host server, its incarnation and the last number
+        self._owed: dict[int, list[Release]] = {}  # by host server, what it is to be told
+        self._decided: deque[Decision] = deque()
+        self._loss: float | None = None  # of the last update
+        self._norms: NormExchange | None = None
+        if state.header.positions:
+            peers = [address for address in spec.shards if address != mailbox.address]
+            self._norms = NormExchange(mailbox, header=state.header, peers=peers)
+        self._num_dropped = self._num_lost = self._num_returned = 0
+
+    # What ranks, host servers and other shards say.
+
+    def handle(self, message: Message) -> None:
+        """Raises MalformedError."""
+        rank = message.source
+        match message.tag:
+            case Tag.PART:
+                self._ranks[rank].part = read_int(message.header, "step"), message.tensors
+            case Tag.PUSH:
+                self._take_push(rank, PushHeader.read(message.header), message.tensors)
+            case Tag.FORWARD:
+                self._take_forward(message)
+            case Tag.NORMS if self._norms is not None:
+                self._norms.take(message)
+                self._carry_out()
+            case Tag.STOP:
+                self._carry_out(self.policy.stop())
+            case Tag.END:
+                self._end(rank)
+            case Tag.SUM:
+                self._send(self._coordinator.add(message))
+            case Tag.PULL:
+                self._state.send_weights(rank, Tag.WEIGHTS, self._statistics(), self._state.shard.weights)
+            case Tag.FETCH:
+                self._state.send_optimizer_state(rank)
+            case _:
+                self._coordinator.refused["unknown tag"] += 1
+
+    def greet(self, message: Message) -> None:
+        """A rank wants weights: at the start, or after it or the server before this one was lost."""
+        step = None if message.header.get("step") is None else read_int(message.header, "step")
+        rank, coordinator = message.source, self._coordinator
+        if rank in coordinator.gone:
+            if coordinator.sums.has_begun:  # others have ended, and would wait for its part in their sums
+                coordinator.refused["late"] += 1
+                return
+            coordinator.gone.discard(rank)
+            self._num_returned += 1
+        self._count_lost(read_int(message.header, "version"))
+        record = self._ranks[rank]
+        record.is_greeting, record.host, record.part, record.release = True, None, None, None
+        self._carry_out(self.policy.arrive(rank, step, self._now))
+
+    def lose(self, rank: int) -> None:
+        self._ranks[rank].part = None
+        self._carry_out(self.policy.leave(rank, self._now))
+        self._send(self._coordinator.lose(rank))
+
+    def lose_shard(self, address: int) -> None:
+        if self._norms is not None:
+            self._norms.lose(address)
+            self._carry_out()
+
+    def ring(self) -> None:
+        self._carry_out(self.policy.ring(self._now))
+
+    def _take_push(self, rank: int, header: PushHeader, tensors: Sequence[Tensor]) -> None:
+        record = self._ranks[rank]
+        if not record.is_known:  # it was let go by a server that is lost, and so are the weights it used
+            self._coordinator.gone.discard(rank)
+            record.part = None  # what set out before may be with the lost one
+            record.wants_weights = header.wants
+            self._count_lost(header.version)
+            self._carry_out(self.policy.arrive(rank, header.step + 1, self._now))
+            return
+        if header.in_part:
+            part, record.part = record.part, None
+            if part is None or part[0] != header.step:
+                raise MalformedError("part")
+            tensors = part[1]
+        given = self._accept(tensors, header.absent)
+        if not self._expects([(rank, header.step)]):
+            return
+        record.wants_weights = header.wants
+        version = self._take_version(rank, header.step)
+        self.pending[rank, header.step] = Contribution(
+            rank, header.step, version, header.weight, header.lr, given, loss=header.loss
+        )
+        self._carry_out(self.policy.push(rank, header.step, self._now))
+
+    def _take_forward(self, message: Message) -> None:
+        """What a host server joined. All of it is used, or nothing."""
+        header, host = ForwardHeader.read(message.header), message.source
+        given = self._accept(message.tensors, header.absent)
+        if not self._spec.are_of_host([rank for rank, _ in header.pushes], host):
+            raise MalformedError("parts")
+        if (message.incarnation, header.number) <= self._forwards.get(host, (-1, -1)):
+            self._coordinator.refused["duplicate"] += 1
+            return
+        self._forwards[host] = message.incarnation, header.number
+        if not all(self._ranks[rank].is_known for rank, _ in header.pushes):  # let go by a server that is lost
+            self._count_lost(header.version)
+            self._owed.setdefault(host, [])  # also if all of them have died meanwhile
+            self._arrive_again([push for push in header.pushes if push[0] not in self._coordinator.gone], host)
+            return
+        if not self._expects(header.pushes):
+            return
+        for rank, _ in header.pushes:
+            self._ranks[rank].host = host
+        versions = sorted(self._take_version(rank, step) for rank, step in header.pushes)
+        (rank, step), *others = header.pushes
+        weight = sum(share for _, _, share in header.parts)
+        self.pending[rank, step] = Contribution(
+            rank, step, versions[0], weight, header.lr, given, others=tuple(versions[1:]), host=host
+        )
+        self._carry_out(self.policy.push(rank, step, self._now, others))
+
+    def _arrive_again(self, pushes: Sequence[Push], host: int) -> None:
+        for rank, _ in pushes:
+            self._ranks[rank].host = host
+        self._carry_out([d for rank, step in pushes for d in self.policy.arrive(rank, step + 1, self._now)])
+
+    def _accept(self, tensors: Sequence[Tensor], absent: Sequence[int]) -> tuple[Tensor | None, ...]:
+        given = with_absent(tensors, absent, len(self._state.shard.weights))
+        if not self._state.shard.accepts(given):
+            raise MalformedError("tensors")
+        return given
+
+    def _expects(self, pushes: Sequence[Push]) -> bool:
+        """Whether each rank was let go and has not pushed since."""
+        records = [(self._ranks[rank], step) for rank, step in pushes]
+        is_expected = all(record.release is not None and step > record.last_step for record, step in records)
+        if not is_expected:
+            self._coordinator.refused["duplicate"] += 1
+        return is_expected
+
+    def _take_version(self, rank: int, step: int) -> int:
+        """Of the weights that a push was computed on; from now on the rank waits."""
+        record = self._ranks[rank]
+        release, record.release, record.last_step = record.release, None, step
+        assert release is not None and release.version is not None, "a server fills it in"
+        return release.version
+
+    def _count_lost(self, version: int) -> None:
+        """Ranks that have seen a later version tell how many updates died with the server before."""
+        if self._restored_at is not None:
+            self._num_lost = max(self._num_lost, version - self._restored_at)
+
+    def _end(self, rank: int) -> None:
+        self._carry_out(self.policy.leave(rank, self._now))
+        self._ranks[rank].has_ended = True
+        ended = {rank for rank, record in self._ranks.items() if record.has_ended}
+        self._state.save(is_due=len(ended | self._coordinator.gone) == self._spec.num_workers)  # what all end with
+
+    # What the policy decided.
+
+    def _carry_out(self, decisions: Sequence[Decision] = ()) -> None:
+        """One after the other; an update for which norms of other shards are missing holds up what comes after it."""
+        self._decided += decisions
+        while self._decided:
+            decision = self._decided[0]
+            match decision:
+                case Commit(pushes):
+                    if not self._commit(pushes):
+                        break
+                case Drop(rank, step):
+                    del self.pending[rank, step]
+                    self._num_dropped += 1
+                case Release(rank):
+                    decision = replace(decision, version=self._state.shard.version)
+                    record = self._ranks[rank]
+                    record.release, record.is_known = decision, True
+                    self._answer(decision)
+                case Join(rank):
+                    self._ranks[rank].last_step = -1
+                case _:
+                    pass
+            self._decided.popleft()
+            if self._journal is not None:
+                self._journal.note(decision)
+        self._answer_hosts()
+
+    def _commit(self, pushes: Sequence[Push]) -> bool:
+        """One update; False while norms of other shards are missing."""
+        contributions = [self.pending[push] for push in pushes if push in self.pending]
+        factor = None
+        if self._norms is not None:
+            if not self._norms.has_started(self._state.shard.version):
+                self._norms.start(self._state.shard.version, self._state.shard.norms(contributions))
+            factor = self._norms.take_factor()
+            if factor is None:
+                return False
+        self._answer_hosts()  # before the weights change
+        for contribution in contributions:
+            del self.pending[contribution.rank, contribution.step]
+            if contribution.host is not None:
+                self._owed.setdefault(contribution.host, [])
+        if self._spec.form == "elastic":
+            for rank, _ in pushes:
+                self._ranks[rank].centre = self._state.shard.weights
+        self._loss = self._state.commit(contributions, factor)
+        return True
+
+    # Answers.
+
+    def _answer(self, release: Release) -> None:
+        record, weights, more = self._ranks[release.rank], self._state.shard.weights, ()
+        if record.host is not None:
+            self._owed.setdefault(record.host, []).append(release)
+            record.host = None
+            return
+        header: dict[str, Any] = {"step": release.step, "stop": release.stop}
+        if self._loss is not None:
+            header["loss"] = self._loss.hex()
+        tag = Tag.WEIGHTS
+        if record.is_greeting:
+            record.is_greeting, tag, more = False, Tag.WELCOME, self._state.buffers
+        elif record.centre is not None:
+            weights, record.centre, header["moved"] = record.centre, None, True
+        elif not record.wants_weights:
+            weights, record.wants_weights = (), True
+        self._state.send_weights(release.rank, tag, header, weights, more)
+
+    def _answer_hosts(self) -> None:
+        """Each for all ranks that were let go at once."""
+        owed, self._owed = self._owed, {}
+        for host, releases in owed.items():
+            told = [[release.rank, release.step, release.stop] for release in releases]
+            header = {"releases": told, "number": self._forwards[host][1]}
+            self._state.send_weights(host, Tag.WEIGHTS, header, self._state.shard.weights)
+
+    def _send(self, messages: Sequence[Outgoing]) -> None:
+        for message in messages:
+            self._mailbox.start_send(message.to, message.tag, message.header, message.tensors)
+
+    @property
+    def _now(self) -> float:
+        return self._mailbox.clock.now()
+
+    # What is known of the whole training.
+
+    def _statistics(self) -> dict[str, Any]:
+        summary = self.summary({})
+        ages = [[age, count] for age, count in enumerate(summary.staleness) if count]
+        # A header is small: of ages beyond all measure only the record tells.
+        counts = {"dropped": summary.dropped, "lost": summary.lost, "returned": summary.returned}
+        return {"staleness": ages[:MOST_AGES], **counts}
+
+    def summary(self, refused: Mapping[str, int]) -> Summary:
+        ages = self._state.shard.staleness
+        return Summary(
+            updates=self._state.shard.version,
+            staleness=tuple(ages[age] for age in range(max(ages, default=-1) + 1)),
+            dropped=self._num_dropped,
+            refused=dict(refused),
+            lost=self._num_lost,
+            returned=self._num_returned,
+        )
+
+    def end(self, summary: Summary) -> None:
+        if self._journal is not None:
+            self._journal.write(vars(summary))
+            self._journal.close()
+            self._journal = None

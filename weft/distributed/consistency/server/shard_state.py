@@ -1,0 +1,171 @@
+"""What a server is for, and what it keeps of a training on its shard: weights, optimizer state, snapshots of them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from weft.distributed.consistency.server.in_flight import InFlight
+from weft.distributed.consistency.server.policy import AbstractPolicy
+from weft.distributed.consistency.server.protocol import InitHeader, Tag, host_address, server_address
+from weft.distributed.consistency.server.shard import Contribution, Form, Rate, Shard
+from weft.distributed.consistency.server.snapshot import Snapshot, write_snapshot
+from weft.distributed.mailbox import AbstractMailbox
+from weft.training.optimizers import AbstractOptimizer, OptimizerState, Shared
+
+__all__ = ["ServerSpec", "ShardState"]
+
+SNAPSHOT_SECONDS = 5.0
+"""From one snapshot of the shard to the next."""
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """What a server is for.
+
+    Args:
+        make_policy: for the seed of a training, and whether it begins (or a lost shard is restored).
+        make_optimizer: for the shard's part of all elements.
+        num_shards: of the plan; host servers have the addresses after them.
+        inner: ranks to a host server; 1 where there are none.
+        alpha: of the elastic force between the centre and a rank.
+        run: the run folder, where decisions are recorded; None to record nothing.
+        snapshot: where snapshots of the shard go, and are looked for; None for none.
+    """
+
+    shard: int
+    num_workers: int
+    plan: str
+    rate: Rate
+    make_policy: Callable[[int, bool], AbstractPolicy]
+    make_optimizer: Callable[[float], AbstractOptimizer]
+    form: Form = "gradient"
+    num_shards: int = 1
+    inner: int = 1
+    alpha: float = 0.0
+    run: Path | None = None
+    snapshot: Path | None = None
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """The addresses of all shards."""
+        return tuple(server_address(self.num_workers, shard) for shard in range(self.num_shards))
+
+    @property
+    def hosts(self) -> range:
+        """The addresses of host servers."""
+        first = host_address(self.num_workers, self.num_shards, 0)
+        return range(first, first + (-(-self.num_workers // self.inner) if self.inner > 1 else 0))
+
+    def are_of_host(self, ranks: Sequence[int], address: int) -> bool:
+        """Whether these are ranks of the host server with this address."""
+        hosts = [host_address(self.num_workers, self.num_shards, rank // self.inner) for rank in ranks]
+        return all(rank < self.num_workers for rank in ranks) and set(hosts) == {address}
+
+
+@final
+class ShardState:
+    """A shard in one training, where its weights lie in memory, and its snapshots.
+
+    Args:
+        header: how the training began.
+        buffers: what rank 0 began with besides the trained parameters, for ranks that come.
+    """
+
+    def __init__(
+        self,
+        mailbox: AbstractMailbox,
+        *,
+        spec: ServerSpec,
+        header: InitHeader,
+        weights: Sequence[Tensor],
+        buffers: Sequence[Tensor],
+    ) -> None:
+        self._mailbox = mailbox
+        self._spec = spec
+        self._in_flight = InFlight()
+        self._saved_at = -math.inf
+        self.header = header
+        self.buffers = tuple(buffers)
+        memory = self._make_memory(weights)
+        for place, weight in zip(memory, weights, strict=True):
+            place.copy_(weight)
+        self.shard = Shard(
+            memory,
+            spec.make_optimizer(header.fraction),
+            rate=spec.rate,
+            form=spec.form,
+            alpha=spec.alpha,
+            num_workers=spec.num_workers,
+            clip_norm=None if header.positions else header.clip_norm,
+        )
+
+    def _make_memory(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Which workers on this host read in place."""
+        return tuple(self._mailbox.empty(tuple(weight.shape), weight.dtype) for weight in weights)
+
+    # Beginning.
+
+    def begin(self, slots: Sequence[Tensor]) -> None:
+        """Start as rank 0 says; optimizer state comes from a checkpoint."""
+        named: dict[str, dict[str, Tensor]] = {}
+        for (index, name), tensor in zip(self.header.slots, slots, strict=True):
+            named.setdefault(str(index), {})[name] = tensor
+        if named or self.header.updates:
+            self._restore(self.shard.weights, named, self.header.updates, version=0)
+        self.save(is_due=True)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on where a server of the same shard was."""
+        self._restore(snapshot.weights, snapshot.slots, snapshot.updates, snapshot.version)
+
+    def _restore(
+        self, weights: Sequence[Tensor], slots: Mapping[str, Mapping[str, Tensor]], updates: int, version: int
+    ) -> None:
+        before = self.shard.state
+        shared = Shared(lr=before.shared.lr, step=torch.tensor(float(updates), dtype=torch.float64))
+        state = OptimizerState(shared, {name: slots.get(name, own) for name, own in before.slots.items()})
+        self.shard.restore(weights, state, version)
+
+    # Updates.
+
+    def commit(self, contributions: Sequence[Contribution], clip_factor: Tensor | None = None) -> float | None:
+        """One update. Weights that are still being sent, or that a rank is to be sent, stay as they are, and the update
+        is made on a copy."""
+        weights = self.shard.weights
+        is_read = self._in_flight.is_read(weights)
+        if is_read or self._spec.form == "elastic":
+            self.shard.move_to(self._in_flight.take_free() or self._make_memory(weights))
+        loss = self.shard.commit(contributions, clip_factor)
+        self.save(is_due=self._mailbox.clock.now() - self._saved_at >= SNAPSHOT_SECONDS)
+        return loss
+
+    def save(self, *, is_due: bool) -> None:
+        """Write a snapshot, if they are kept at all."""
+        if self._spec.snapshot is not None and is_due:
+            shard, updates = self.shard, int(self.shard.state.shared.step)
+            snapshot = Snapshot(self.header, shard.weights, shard.state.slots, self.buffers, shard.version, updates)
+            write_snapshot(self._spec.snapshot, snapshot)
+            self._saved_at = self._mailbox.clock.now()
+
+    # What others are sent, without waiting: whoever is gone, or slow to listen, holds up nobody.
+
+    def send_weights(
+        self, to: int, tag: Tag, header: Mapping[str, Any], weights: tuple[Tensor, ...], more: Sequence[Tensor] = ()
+    ) -> None:
+        """These weights, by default those of now, stay as they are until they have been read."""
+        about = {"run": self.header.run, "version": self.shard.version, **header}
+        work = self._mailbox.start_send(to, tag, about, [*weights, *more])
+        if weights:
+            self._in_flight.add(weights, work)
+
+    def send_optimizer_state(self, to: int) -> None:
+        state = self.shard.state
+        slots = [(int(name), slot, t) for name, own in state.slots.items() for slot, t in own.items()]
+        header = {"slots": [[index, slot] for index, slot, _ in slots], "updates": int(state.shared.step)}
+        header |= {"lr": float(state.shared.lr)}
+        self._mailbox.start_send(to, Tag.STATE, header, [tensor.clone() for _, _, tensor in slots])
