@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from weft.distributed.consistency.server.journal import read_decisions
+from weft.distributed.consistency.server.record import read_decisions
 
 from tests.distributed.consistency.cases import make_replicas
 from tests.distributed.consistency.server.served import Course, spec_of

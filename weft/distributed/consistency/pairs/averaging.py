@@ -82,9 +82,7 @@ class PairAveraging(AbstractAveraging):
         mean: Sequence[Tensor] | None = None
         while mean is None and self._partner != NOBODY:
             try:
-                mean = self.mailbox.receive(
-                    Tag.PAIRED, responder_address(self.mailbox.size, self._partner), turn=turn
-                ).tensors
+                mean = self.mailbox.receive_answer(Tag.PAIRED, self._partner, turn=turn).tensors
             except PeerLostError:
                 if self.replay is not None:
                     raise

@@ -39,9 +39,8 @@ class RunMailbox:
     def alive(self) -> list[int]:
         """Ranks whose worker and responder are there."""
         peers = self.mailbox.peers()
-        return [
-            r for r in range(self.size) if r == self.rank or (r in peers and responder_address(self.size, r) in peers)
-        ]
+        others = [rank for rank in peers if rank < self.size and responder_address(self.size, rank) in peers]
+        return sorted([self.rank, *others])
 
     def send(self, to: int, tag: Tag, tensors: Sequence[Tensor], **header: Any) -> int:
         """To a worker or a responder, by its address; `settle` before the tensors change. How many bytes they are."""

@@ -287,7 +287,8 @@ class ShardRun:
     # Answers.
 
     def _answer(self, release: Release) -> None:
-        record, weights, more = self._ranks[release.rank], self._state.shard.weights, ()
+        record, weights = self._ranks[release.rank], self._state.shard.weights
+        more: tuple[Tensor, ...] = ()
         if record.host is not None:
             self._owed.setdefault(record.host, []).append(release)
             record.host = None

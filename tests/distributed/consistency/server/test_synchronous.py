@@ -1,0 +1,236 @@
+"""Synchronous ranks through servers: after every step the bits of one rank, and all that ranks of a group do together."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.distributed.consistency.server.served import LR, Course, make_parameters, pull, spec_of
+from weft.distributed.consistency.server import ServedReplicas, serve, settings_of
+from weft.distributed.consistency.server.clipping import NormExchange
+from weft.distributed.group import AbstractGroup
+from weft.distributed.group.faulty import Kill
+from weft.distributed.group.virtual import die, run_virtual
+from weft.distributed.mailbox import FaultyMailbox, VirtualMailbox
+from weft.errors import PeerLostError
+from weft.graph import State
+from weft.specs import parse_plan
+from weft.training.checkpoint import Entry
+from weft.training.layout import REPLICATED
+from weft.training.optimizers import (
+    SGD,
+    AbstractOptimizer,
+    Adam,
+    Momentum,
+    Optimizer,
+    OptimizerState,
+    TorchOptimizer,
+)
+from weft.training.replicas import Update
+
+STEPS = 6
+OPTIMIZERS: dict[str, Callable[[], AbstractOptimizer]] = {
+    "sgd": lambda: Optimizer(SGD(), lr=LR),
+    "momentum": lambda: Optimizer(Momentum(), lr=LR),
+    "adam": lambda: Optimizer(Adam(), lr=LR),
+    "torch": lambda: TorchOptimizer(torch.optim.RMSprop, lr=LR),
+}
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Of `num_shards` shards; `has_gradient(name, rank, step)` says which parameters have a part in which loss."""
+
+    make: Callable[[], AbstractOptimizer] = OPTIMIZERS["momentum"]
+    num_ranks: int = 3
+    num_shards: int = 2
+    clip_norm: float | None = None
+    place: str = "own"
+    has_gradient: Callable[[str, int, int], bool] = lambda name, rank, step: True
+    loss: Callable[[int, int], float] = lambda rank, step: 1.0 + rank + step
+
+    @property
+    def course(self) -> Course:
+        text = f"data={self.num_ranks} topology=server(shards={self.num_shards})"
+        return Course(parse_plan(text), make_optimizer=self.make, clip_norm=self.clip_norm)
+
+    def gradient(self, parameters: Weights, name: str, rank: int, step: int) -> Tensor | None:
+        return pull(parameters[name], rank, step) if self.has_gradient(name, rank, step) else None
+
+
+def on_ranks(setup: Setup, work: Callable[[ServedReplicas, AbstractOptimizer], Any], faults: Any = ()) -> list[Any]:
+    """Virtual workers, and servers after them."""
+    course, size = setup.course, setup.num_ranks
+
+    def program(group: AbstractGroup) -> Any:
+        mailbox = FaultyMailbox(VirtualMailbox(group), faults, die=die)
+        if group.rank >= size:
+            return serve(mailbox, spec_of(course, group.rank - size))
+        optimizer = setup.make()
+        settings = settings_of(course.plan, optimizer, setup.clip_norm)
+        return work(ServedReplicas(mailbox, settings, [0]), optimizer)
+
+    return list(run_virtual(program, size + setup.num_shards, timeout=1e6).results[:size])
+
+
+def copy(parameters: Weights) -> Weights:
+    return {name: parameter.detach().clone() for name, parameter in parameters.items()}
+
+
+def take_steps(
+    setup: Setup, replicas: ServedReplicas, parameters: Weights, state: OptimizerState, steps: range
+) -> list[tuple[float, Weights]]:
+    """The loss of all, and the weights after every step."""
+    rank, found = replicas.mesh.rank, []
+    for step in steps:
+        assert replicas.next_step(step) == step
+        add = replicas.begin(1 / setup.num_ranks)
+        for name in reversed(parameters):
+            add(name, setup.gradient(parameters, name, rank, step))
+        update = Update(setup.make(), parameters, state, LR, setup.clip_norm)
+        loss, _ = replicas.finish(setup.loss(rank, step) * (1 / setup.num_ranks), update)
+        found.append((loss, copy(parameters)))
+    return found
+
+
+def train(setup: Setup) -> list[list[tuple[float, Weights]]]:
+    def work(replicas: ServedReplicas, optimizer: AbstractOptimizer) -> Any:
+        parameters = make_parameters()
+        replicas.join(State(parameters, {}, torch.zeros(0)))
+        return take_steps(setup, replicas, parameters, optimizer.init(parameters), range(STEPS))
+
+    return on_ranks(setup, work)
+
+
+def follow(setup: Setup) -> list[tuple[float, Weights]]:
+    """One rank, with the weighted sum of all gradients in the order of ranks."""
+    parameters, optimizer = make_parameters(), setup.make()
+    state, found, share = optimizer.init(parameters), [], 1 / setup.num_ranks
+    for step in range(STEPS):
+        total: dict[str, Tensor | None] = {}
+        for name in parameters:
+            given = [setup.gradient(parameters, name, rank, step) for rank in range(setup.num_ranks)]
+            terms = [torch.zeros_like(parameters[name]) if g is None else g * share for g in given]
+            is_used = any(g is not None for g in given)
+            total[name] = sum(terms[1:], terms[0]).detach() if is_used else None
+        state = Update(optimizer, parameters, state, LR, setup.clip_norm).apply(total)
+        losses = [setup.loss(rank, step) * share for rank in range(setup.num_ranks)]
+        found.append((sum(losses[1:], losses[0]), copy(parameters)))
+    return found
+
+
+def is_same(first: list[tuple[float, Weights]], second: list[tuple[float, Weights]]) -> bool:
+    pairs = zip(first, second, strict=True)
+    return all(a[0] == b[0] and all(torch.equal(a[1][n], b[1][n]) for n in b[1]) for a, b in pairs)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_step_has_the_bits_of_one_rank(name: str, num_shards: int, clip_norm: float | None) -> None:
+    setup = Setup(OPTIMIZERS[name], num_shards=num_shards, clip_norm=clip_norm)
+    expected = follow(setup)
+    assert all(is_same(found, expected) for found in train(setup))
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_parameters_without_a_gradient_are_left_alone(clip_norm: float | None) -> None:
+    """A whole shard without one too: the step still counts for Adam."""
+
+    def has_gradient(name: str, rank: int, step: int) -> bool:
+        return {0: rank != 1, 1: name == "w1", 2: name != "w1"}.get(step, True)
+
+    setup = Setup(OPTIMIZERS["adam"], clip_norm=clip_norm, has_gradient=has_gradient)
+    assert all(is_same(found, follow(setup)) for found in train(setup))
+
+
+def test_norms_of_one_shard_alone_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: every shard clips by what it holds itself."""
+    setup, true_start = Setup(clip_norm=0.5), NormExchange.start
+
+    def start(exchange: NormExchange, update: int, norms: Any) -> None:
+        true_start(exchange, update, norms)
+        exchange._peers = ()
+
+    monkeypatch.setattr(NormExchange, "start", start)
+    assert not any(is_same(found, follow(setup)) for found in train(setup))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_no_weight_changes_if_the_loss_of_one_rank_is_not_finite(bad: float) -> None:
+    setup = Setup(loss=lambda rank, step: bad if (rank, step) == (1, STEPS - 1) else 1.0, clip_norm=0.5)
+    for found in train(setup):
+        assert not math.isfinite(found[-1][0]) and all(math.isfinite(loss) for loss, _ in found[:-1])
+        assert all(torch.equal(found[-1][1][name], weight) for name, weight in found[-2][1].items())
+
+
+def test_ranks_sum_gather_agree_and_evaluate_together() -> None:
+    def work(replicas: ServedReplicas, optimizer: AbstractOptimizer) -> Any:
+        parameters, rank = make_parameters(), replicas.mesh.rank
+        buffers = {"mean": torch.full((2,), float(rank)), "count": torch.tensor(10 * rank)}
+        model = State(parameters, buffers, torch.zeros(0))
+        replicas.join(model)
+        assert replicas.is_synchronous and buffers["mean"].tolist() == [0.0, 0.0]
+        for buffer in buffers.values():
+            buffer += rank + 1
+        take_steps(Setup(), replicas, parameters, optimizer.init(parameters), range(1))
+        agreed = [replicas.agree_to_stop(False), replicas.agree_to_save(rank == 2), replicas.agree_to_stop(rank == 1)]
+        gathered = [part.tolist() for part in replicas.gather(torch.tensor([rank, -rank]))]
+        replicas.dismiss()
+        with replicas.use_consensus(model) as consensus:
+            assert consensus.judges is replicas
+            total = replicas.sum(torch.tensor([float(rank)])).item()
+        take_steps(Setup(), replicas, parameters, optimizer.init(parameters), range(1, 2))
+        return agreed, gathered, total, buffers["mean"].tolist(), buffers["count"].item()
+
+    expected = ([False, True, True], [[0, 0], [1, -1], [2, -2]], 3.0, [2.0, 2.0], 1)
+    assert on_ranks(Setup(), work) == [expected] * 3
+
+
+def test_frozen_parameters_are_those_of_rank_0() -> None:
+    def work(replicas: ServedReplicas, _: AbstractOptimizer) -> float:
+        frozen = torch.full((3,), float(replicas.mesh.rank))
+        replicas.join(State({**make_parameters(), "frozen": frozen}, {}, torch.zeros(0)))
+        return float(frozen.sum())
+
+    assert on_ranks(Setup(), work) == [0.0] * 3
+
+
+@pytest.mark.parametrize("name", ["adam", "momentum"])
+def test_every_rank_collects_the_state_and_a_resumed_run_has_the_same_bits(name: str) -> None:
+    setup = Setup(OPTIMIZERS[name], clip_norm=0.5)
+
+    def work(replicas: ServedReplicas, optimizer: AbstractOptimizer) -> Any:
+        parameters = make_parameters()
+        replicas.join(State(parameters, {}, torch.zeros(0)))
+        first = take_steps(setup, replicas, parameters, optimizer.init(parameters), range(3))
+        state = replicas.collect(optimizer.init(parameters))
+        slots = {f"slot/{n}/{slot}": t for n, own in state.slots.items() for slot, t in own.items()}
+        assert slots and int(state.shared.step) == 3
+        entries = {key: Entry(REPLICATED, (tensor,)) for key, tensor in slots.items()}
+        replicas.remember(3, {**entries, "optimizer/step": Entry(REPLICATED, (state.shared.step,))})
+        return [*first, *take_steps(setup, replicas, parameters, state, range(3, STEPS))]
+
+    assert all(is_same(found, follow(setup)) for found in on_ranks(setup, work))
+
+
+def test_a_shard_that_is_lost_with_a_part_of_the_norm_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(PeerLostError, match="server is lost"):
+        on_ranks_with_a_lost_shard(Setup(clip_norm=0.5))
+
+
+def on_ranks_with_a_lost_shard(setup: Setup) -> None:
+    def work(replicas: ServedReplicas, optimizer: AbstractOptimizer) -> Any:
+        parameters = make_parameters()
+        replicas.join(State(parameters, {}, torch.zeros(0)))
+        for step in range(STEPS):
+            replicas._mailbox.clock.charge(0.1)
+            take_steps(setup, replicas, parameters, optimizer.init(parameters), range(step, step + 1))
+
+    on_ranks(setup, work, [Kill(4, after_seconds=0.25)])
