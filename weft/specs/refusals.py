@@ -38,6 +38,10 @@ def _commits_by_clock(plan: Plan) -> bool:
     return plan.consistency.name == "stale" and plan.consistency["commit"] == "clock"
 
 
+def _commits_on_arrival(plan: Plan) -> bool:
+    return plan.consistency.name == "async" or dict(plan.consistency.parameters).get("commit") == "arrival"
+
+
 def _server() -> Choice:
     return Choice("server", tuple(AXES["topology"]["server"].parameters.items()))
 
@@ -149,8 +153,8 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, topology=_with(plan.topology, shards=plan.num_ranks)),
     ),
     Refusal(
-        lambda plan: plan.ranks_per_host > 1 and plan.consistency.name != "async",
-        "a host server joins gradients that are used as they arrive, and no others",
+        lambda plan: plan.ranks_per_host > 1 and not _commits_on_arrival(plan),
+        "a host server joins gradients that are used as they arrive; those of a round are added in the order of ranks",
         lambda plan: replace(plan, topology=_with(plan.topology, inner=1)),
     ),
     Refusal(

@@ -118,7 +118,9 @@ def test_clipping_is_followed(scheme: str, num_shards: int, tmp_path: Path) -> N
     assert not is_as_followed(outcome, plan, tmp_path, clip_norm=0.6)
 
 
-@pytest.mark.parametrize("scheme", ["async", "async(full)", "async(staleness)", "async(share,difference)"])
+@pytest.mark.parametrize(
+    "scheme", ["async", "async(full)", "async(staleness)", "async(share,difference)", "stale(1,commit=arrival)"]
+)
 def test_what_host_servers_join_is_followed(scheme: str, tmp_path: Path) -> None:
     plan = f"data=5 consistency={scheme} topology=server(shards=2,inner=3)"
     outcome = train(plan, run=tmp_path, network=far())

@@ -121,15 +121,19 @@ def test_a_gradient_that_is_counted_twice_or_lost_is_found(
     assert not is_as_followed(outcome, PLAN, tmp_path, Course(parse_plan(PLAN)).make_optimizer())
 
 
-@pytest.mark.parametrize("scheme", ["async", "async(full)", "async(staleness)", "async(share,difference)"])
+BOUNDED = ["stale(0,commit=arrival)", "stale(1,commit=arrival)", "stale(2,commit=arrival,lr=staleness)"]
+
+
+@pytest.mark.parametrize("scheme", ["async", "async(full)", "async(staleness)", "async(share,difference)", *BOUNDED])
 def test_a_run_is_audited_and_replayed_to_the_last_bit(scheme: str, tmp_path: Path) -> None:
     text = PLAN.replace("async", scheme)
+    bound = float(dict(parse_plan(text).consistency.parameters).get("bound", math.inf))
     first = train(text, run=tmp_path / "first", network=far())
     again = train(text, replay=tmp_path / "first", run=tmp_path / "again", seconds=lambda rank, step: 0.01 * (5 - rank))
     assert same(first, again) and records(tmp_path / "first") == records(tmp_path / "again")
     hosts, shards = records(tmp_path / "first")
     assert audit_hosts(hosts, shards, 3) == []
-    assert [audit_arrival(d, 5, shard=shard, inner=3) for shard, d in enumerate(shards)] == [[], []]
+    assert [audit_arrival(d, 5, bound, shard=shard, inner=3) for shard, d in enumerate(shards)] == [[], []]
     assert not same(first, train(text, seconds=lambda rank, step: 0.01 * (5 - rank)))
 
 
@@ -148,10 +152,11 @@ def test_what_arrives_while_a_push_is_under_way_is_joined(tmp_path: Path) -> Non
     assert sum(outcome.servers[0].staleness) == 60
 
 
+@pytest.mark.parametrize("scheme", ["async", *BOUNDED])
 @pytest.mark.parametrize(("rank", "inner"), [(1, 3), (4, 3), (4, 4)])
-def test_a_worker_that_dies_is_dropped_and_training_goes_on(rank: int, inner: int, tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_dropped_and_training_goes_on(rank: int, inner: int, scheme: str, tmp_path: Path) -> None:
     """One of several, and the only one of its host; in the replay nobody dies, and the rank is told to stop."""
-    text = PLAN.replace("inner=3", f"inner={inner}")
+    text = PLAN.replace("inner=3", f"inner={inner}").replace("async", scheme)
     outcome = train(text, faults=[Kill(rank, after_seconds=0.1)], run=tmp_path, network=far(inner))
     assert outcome.weights[rank] is None
     hosts, shards = records(tmp_path, text)

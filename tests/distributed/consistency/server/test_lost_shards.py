@@ -91,6 +91,18 @@ def test_a_shard_that_dies_at_the_beginning_is_begun_with_again(moment: float, t
     assert first is not None and second is not None and all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.parametrize("victim", [5, 6, 7, 8], ids=["shard 0", "shard 1", "host server 0", "host server 1"])
+@pytest.mark.parametrize("scheme", ["async", "stale(0,commit=arrival)", "stale(1,commit=arrival)"])
+def test_training_goes_on_behind_host_servers(scheme: str, victim: int, tmp_path: Path) -> None:
+    """Ranks that a bound held back at the shard that dies are asked for anew by their host server."""
+    text = f"data=5 consistency={scheme} topology=server(shards=2,place=own,inner=3)"
+    for number, (moment, seconds) in enumerate(((0.0301, 0.0005), (0.0455, 0.0005), (0.0602, 0.05), (0.0707, 0.01))):
+        kept = tmp_path / str(number)
+        kept.mkdir()
+        outcome = train(text, falls={victim: (moment, seconds)}, kept=kept, num_steps=6)
+        assert all(weights is not None for weights in outcome.weights)
+
+
 def test_a_host_server_that_is_restored_after_its_ranks_have_ended_ends(tmp_path: Path) -> None:
     """Ranks 0 and 1 have ended when it dies, and rank 2, of the other host, when it is back."""
     text = "data=3 consistency=async topology=server(shards=1,place=own,inner=2)"
