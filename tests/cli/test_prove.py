@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from weft.proving.lockstep import Proof
 from weft.metrics.convergence import Convergence, judge_convergence
+from weft.proving import Proof
 from weft.training.recipe import Recipe
 
 PASSED = Proof(True, True, 5, 0.0, 1e-5, "2 ranks gave the parameters of one rank")

@@ -18,9 +18,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.graph import relative_error
 from weft.proving.method import AbstractMethod, Case, Evidence
-from weft.proving.proof import Proof, Trace, copy_of, failed, pack_trace, unpack_trace
+from weft.proving.proof import Proof, Trace, copy_of, error_of, failed, pack_trace, unpack_trace
 from weft.proving.reference import (
     Replica,
     add_weighted,
@@ -173,7 +172,7 @@ def compare_ranks(ranks: Sequence[Trace], references: Sequence[Trace], case: Cas
                     finding = f"replicas differ after step {step + 1}: {name} of rank {rank} is not that of rank 0"
                     return failed(finding, num_steps, tolerance)
                 is_bitwise = is_bitwise and torch.equal(found, expected)
-                error, where = relative_error(found, expected)
+                error, where = error_of(found, expected)
                 largest = max(largest, error)
                 if not error <= tolerance:
                     what = f"{name}{where} of rank {rank} is off by {error:.3g} of its largest value"
