@@ -20,11 +20,10 @@ from weft.distributed.consistency.server import ServedReplicas, serve, settings_
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox
-from weft.engines.pairing import Pairing
 from weft.errors import DivergedError
-from weft.metrics.record import Repetition, RunRecord
-from weft.metrics.record_file import read_record
-from weft.metrics.run_folder import RunFolder, create_run_folder
+from weft.records.record import Repetition, RunRecord
+from weft.records.record_file import read_record
+from weft.records.run_folder import RunFolder, create_run_folder
 from weft.specs import parse_plan
 from weft.torch_private import use_determinism
 from weft.training import run as run_module
@@ -219,12 +218,12 @@ def test_pairs_begin_with_the_mean_of_ranks_that_were_apart(tmp_path: Path, monk
     # Regression: the weights were rank 0's, and slots each rank's own.
     with interrupt_on(monkeypatch, 0, 3), pytest.raises(KeyboardInterrupt):
         run_on(3, recipe_of_steps(batch_size=64), tmp_path / "run", "gossip(ring)")
-    pairing = Pairing(parse_plan("data=3 consistency=gossip(complete,mix=pair)"), (0,))
+    plan = parse_plan("data=3 consistency=gossip(complete,mix=pair)")
 
     def work(_: AbstractGroup, replicas: GossipReplicas) -> RunRecord:
         return resume_run(RunFolder(tmp_path / "run"), replicas=replicas)
 
-    found, mean = begin_again(monkeypatch, tmp_path / "run", lambda: run_pairs(pairing, work))
+    found, mean = begin_again(monkeypatch, tmp_path / "run", lambda: run_pairs(plan, work))
     assert all(same(found[rank], mean, 1e-6) for rank in range(3))
 
 

@@ -27,9 +27,9 @@ from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
 from weft.distributed.group.virtual import TEN_GIGABIT, die, run_virtual
 from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, MailFault, RecordingMailbox, VirtualMailbox
-from weft.engines.simulation import with_host_servers
 from weft.graph import State
 from weft.planning.network import NetworkModel
+from weft.simulation.place import with_host_servers
 from weft.specs import Plan, parse_plan
 from weft.training.optimizers import AbstractOptimizer, Momentum, Optimizer
 from weft.training.replicas import Update
@@ -119,13 +119,8 @@ def spec_of(course: Course, shard: int, kept: Path | None = None) -> ServerSpec:
     script = read_decisions(course.replay, 0, shard) if course.replay else None
     return ServerSpec(
         shard=shard,
-        num_workers=plan.num_ranks,
         plan=str(plan),
-        rate=settings.rate,
-        form=settings.form,
-        alpha=settings.alpha,
-        num_shards=settings.num_shards,
-        inner=settings.inner,
+        settings=settings,
         make_policy=lambda _seed, is_fresh: (
             ReplayPolicy(script)
             if script is not None
@@ -142,10 +137,8 @@ def host_spec_of(course: Course, host: int, kept: Path | None = None) -> HostSpe
     script = read_decisions(course.replay, 0, host, "host") if course.replay else None
     return HostSpec(
         host=host,
-        num_workers=plan.num_ranks,
-        num_shards=int(plan.topology["shards"]),
-        inner=int(plan.topology["inner"]),
         plan=str(plan),
+        settings=settings_of(plan, course.make_optimizer()),
         make_policy=lambda _seed: JoinPolicy(script),
         run=course.run,
         begun=kept,
@@ -208,7 +201,7 @@ def train(text: str, course: Course | None = None, **options: object) -> Outcome
         settings = course.spoil_worker(settings_of(plan, course.make_optimizer(), course.clip_norm))
         return work(ServedReplicas(mailbox, settings, [0]), course, group.clock.charge)
 
-    found = run_virtual(program, plan.num_addresses, network=with_host_servers(course.network, plan), timeout=1e6)
+    found = run_virtual(program, plan.roles.num_addresses, network=with_host_servers(course.network, plan), timeout=1e6)
     size = plan.num_ranks
     ordered = [mailboxes[rank] for rank in sorted(mailboxes)]
     return Outcome(list(found.results[:size]), list(found.results[size:]), ordered, max(found.seconds))

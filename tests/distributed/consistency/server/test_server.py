@@ -12,7 +12,7 @@ import torch
 
 from tests.distributed.consistency.server.served import Course, make_parameters, spec_of, work, work_with_a_pause
 from weft.distributed.consistency.control import Sums
-from weft.distributed.consistency.server import ServedReplicas, Summary, serve, server_address, settings_of
+from weft.distributed.consistency.server import ServedReplicas, Summary, serve, settings_of
 from weft.distributed.consistency.server.cut import cut_evenly
 from weft.distributed.consistency.server.protocol import InitHeader, PushHeader, Tag
 from weft.distributed.mailbox import AbstractMailbox, LocalPost, Message
@@ -25,7 +25,7 @@ PATIENCE = 10.0
 @contextmanager
 def serving(post: LocalPost, course: Course, kept: Path | None = None) -> Iterator[list[Summary]]:
     """One server in a thread; its summary is in the list when all workers have left."""
-    mailbox = post.open(server_address(course.plan.num_ranks, 0))
+    mailbox = post.open(course.plan.num_ranks)
     found: list[Summary] = []
 
     def body() -> None:
@@ -45,7 +45,7 @@ class Hand:
 
     def __init__(self, post: LocalPost, course: Course, rank: int) -> None:
         self.mailbox: AbstractMailbox = post.open(rank)
-        self.server = server_address(course.plan.num_ranks, 0)
+        self.server = course.plan.num_ranks
         self.weights = [p.detach() for p in make_parameters().values()]
 
     def init(self, **changes: Any) -> None:
@@ -214,7 +214,7 @@ def test_a_server_that_dies_is_restored_and_says_what_was_lost(scheme: str, num_
 @contextmanager
 def lost(post: LocalPost, course: Course, kept: Path) -> Iterator[None]:
     """A server that is gone when the block ends."""
-    box = post.open(server_address(course.plan.num_ranks, 0))
+    box = post.open(course.plan.num_ranks)
 
     def body() -> None:
         with pytest.raises(UsageError, match="mailbox is closed"):

@@ -1,4 +1,4 @@
-"""Synchronous ranks through servers: after every step the bits of one rank, and all that ranks of a group do together."""
+"""Synchronous ranks through servers: after every step the bits of one rank, and all that a group does together."""
 
 import math
 from collections.abc import Callable

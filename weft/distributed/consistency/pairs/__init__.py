@@ -1,7 +1,6 @@
 """Gossip over the mailbox, whose peers may be slow or die: in pairs (AD-PSGD), or with all neighbours that are left."""
 
 from weft.distributed.consistency.pairs.events import NOBODY, Deal, Event, Look, Mean, Mix, Pair, Step
-from weft.distributed.consistency.pairs.proof import audit_pairs, compare_pairs, trace_pairs
 from weft.distributed.consistency.pairs.protocol import responder_address
 from weft.distributed.consistency.pairs.replay import ReplayPlan, make_replay_plans, read_journal, read_journals
 from weft.distributed.consistency.pairs.responder import respond
@@ -21,12 +20,9 @@ __all__ = [
     "ReplayPlan",
     "SharedWeights",
     "Step",
-    "audit_pairs",
-    "compare_pairs",
     "make_replay_plans",
     "read_journal",
     "read_journals",
     "respond",
     "responder_address",
-    "trace_pairs",
 ]

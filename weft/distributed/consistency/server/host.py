@@ -28,9 +28,10 @@ from weft.distributed.consistency.control import (
     read_ints,
 )
 from weft.distributed.consistency.server.decisions import Commit, Push, Release
-from weft.distributed.consistency.server.protocol import ForwardHeader, PushHeader, Tag, server_address, with_absent
+from weft.distributed.consistency.server.protocol import ForwardHeader, PushHeader, Tag, with_absent
 from weft.distributed.consistency.server.record import Summary
 from weft.distributed.consistency.server.replay import JoinPolicy
+from weft.distributed.consistency.server.settings import Settings
 from weft.distributed.consistency.server.shard import weighted_sum
 from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, Message
 
@@ -44,30 +45,23 @@ class HostSpec:
     """What a host server is for.
 
     Args:
-        inner: ranks to a host server; the last may have fewer.
         make_policy: for the seed of a training.
         run: the run folder, where it records what it joined; None to record nothing.
         begun: a file that is there if a host server of this number has trained before; None where none is restored.
     """
 
     host: int
-    num_workers: int
-    num_shards: int
-    inner: int
     plan: str
+    settings: Settings
     make_policy: Callable[[int], JoinPolicy]
     run: Path | None = None
     begun: Path | None = None
 
     @property
     def ranks(self) -> range:
-        first = self.host * self.inner
-        return range(first, min(first + self.inner, self.num_workers))
-
-    @property
-    def shards(self) -> tuple[int, ...]:
-        """The addresses of the shards."""
-        return tuple(server_address(self.num_workers, shard) for shard in range(self.num_shards))
+        """Whose gradients it joins; the last host may have fewer."""
+        first = self.host * self.settings.inner
+        return range(first, min(first + self.settings.inner, self.settings.num_workers))
 
 
 def serve_host(mailbox: AbstractMailbox, spec: HostSpec) -> Summary:
@@ -163,12 +157,12 @@ class HostRun:
         self._num_sent += 1
         self.num_forwards += 1
         self._note(Commit(chosen))
-        for shard in range(self._spec.num_shards):
+        for shard in range(self._spec.settings.num_shards):
             self._send(forward, shard)
 
     def take_answer(self, message: Message) -> bool:
         """Weights of a shard, with the ranks that it lets go; whether it was expected. Raises MalformedError."""
-        shard, forward = self._spec.shards.index(message.source), self._under_way
+        shard, forward = self._spec.settings.shards.index(message.source), self._under_way
         self._versions[shard] = read_int(message.header, "version")
         is_answer = (
             forward is not None
@@ -177,18 +171,18 @@ class HostRun:
         )
         if forward is not None and is_answer:
             forward.answered.add(shard)
-            if len(forward.answered) == self._spec.num_shards:
+            if len(forward.answered) == self._spec.settings.num_shards:
                 self._under_way = None
         released = [Release(*release) for release in message.header["releases"] if release[0] in self._waiting]
         for release in released:
             self._waiting[release.rank].releases[shard] = release, message.tensors
-            if len(self._waiting[release.rank].releases) == self._spec.num_shards:
+            if len(self._waiting[release.rank].releases) == self._spec.settings.num_shards:
                 self._let_go(self._waiting.pop(release.rank))
         return is_answer or bool(released)
 
     def _let_go(self, rank: Waiting) -> None:
         """The weights of all shards; shard 0 says which step the rank takes."""
-        answers = [rank.releases[shard] for shard in range(self._spec.num_shards)]
+        answers = [rank.releases[shard] for shard in range(self._spec.settings.num_shards)]
         self._weights = tuple(tensor for _, weights in answers for tensor in weights)
         first = answers[0][0]
         self._answer(first)
@@ -197,7 +191,7 @@ class HostRun:
     def ask_again(self, address: int) -> None:
         """A shard has come, perhaps in the place of one that had an answer to give: of what is under way, and of ranks
         that it had not let go, for which a push without gradients asks."""
-        shard, forward = self._spec.shards.index(address), self._under_way
+        shard, forward = self._spec.settings.shards.index(address), self._under_way
         on_the_way = set()
         if forward is not None and shard not in forward.answered:
             on_the_way = {rank for rank, _, _ in forward.parts}
@@ -214,7 +208,7 @@ class HostRun:
         absent = tuple(index for index, piece in enumerate(pieces) if piece is None)
         header = ForwardHeader(self.run, forward.number, self._versions[shard], forward.lr, forward.parts, absent)
         given = [piece for piece in pieces if piece is not None]
-        self._mailbox.start_send(self._spec.shards[shard], Tag.FORWARD, header.to_json(), given)
+        self._mailbox.start_send(self._spec.settings.shards[shard], Tag.FORWARD, header.to_json(), given)
 
     def _answer(self, release: Release) -> None:
         """Without waiting: a worker that is gone, or slow to listen, holds up nobody."""
@@ -265,7 +259,7 @@ class _Host:
             self._run.move_on()
 
     def _admit(self, message: Message) -> None:
-        is_own, is_shard = message.source in self._spec.ranks, message.source in self._spec.shards
+        is_own, is_shard = message.source in self._spec.ranks, message.source in self._spec.settings.shards
         if message.tag in (JOINED, LEFT):
             if is_own:
                 (self._gone.add if message.tag == LEFT else self._gone.discard)(message.source)
@@ -298,7 +292,7 @@ class _Host:
     def _begin(self, number: int, message: Message) -> None:
         """A push may be of a training that is new here."""
         seed, counts = read_int(message.header, "seed"), read_ints(message.header, "counts")
-        if len(counts) != self._spec.num_shards:
+        if len(counts) != self._spec.settings.num_shards:
             raise MalformedError("counts")
         self._end_run()
         if self._spec.begun is not None:
@@ -310,7 +304,7 @@ class _Host:
         spec = self._spec
         if spec.run is None:
             return None
-        about = {"plan": spec.plan, "workers": spec.num_workers, "host": spec.host, "seed": seed}
+        about = {"plan": spec.plan, "workers": spec.settings.num_workers, "host": spec.host, "seed": seed}
         path, clock = journal_file(spec.run, seed, f"host-{spec.host}"), self._mailbox.clock.now
         journal = Journal(path, about, goes_on=self._is_restored, flush_seconds=FLUSH_SECONDS, clock=clock)
         if self._is_restored:

@@ -44,7 +44,7 @@ from weft.distributed.consistency.control import (
     read_ints,
 )
 
-__all__ = ["ForwardHeader", "InitHeader", "PushHeader", "Tag", "host_address", "server_address", "with_absent"]
+__all__ = ["ForwardHeader", "InitHeader", "PushHeader", "Tag", "with_absent"]
 
 
 class Tag(StrEnum):
@@ -65,16 +65,6 @@ class Tag(StrEnum):
     FETCH = "fetch"
     STATE = "state"
     NORMS = "norms"
-
-
-def server_address(num_workers: int, shard: int) -> int:
-    """Workers have the addresses of their ranks; servers come after them."""
-    return num_workers + shard
-
-
-def host_address(num_workers: int, num_shards: int, host: int) -> int:
-    """Host servers come after the servers."""
-    return num_workers + num_shards + host
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,14 @@ class _Server:
     def __init__(self, mailbox: AbstractMailbox, spec: ServerSpec) -> None:
         self._mailbox = mailbox
         self._spec = spec
-        self._coordinator = Coordinator(spec.num_workers)
+        self._coordinator = Coordinator(spec.settings.num_workers)
         self._run: ShardRun | None = None
 
     def serve(self) -> Summary:
         self._mailbox.follow_peers()
         self._restore()
         try:
-            while len(self._coordinator.gone) < self._spec.num_workers:
+            while len(self._coordinator.gone) < self._spec.settings.num_workers:
                 self._take_turn()
         finally:
             summary = self._end_run()
@@ -59,11 +59,11 @@ class _Server:
     def _is_from_peer(self, message: Message) -> bool:
         match message.tag:
             case Tag.FORWARD:
-                return message.source in self._spec.hosts
+                return message.source in self._spec.settings.hosts
             case Tag.NORMS:
-                return message.source in self._spec.shards
+                return message.source in self._spec.settings.shards
             case _:
-                return message.source in range(self._spec.num_workers)
+                return message.source in range(self._spec.settings.num_workers)
 
     def _admit(self, message: Message) -> None:
         try:
@@ -86,9 +86,9 @@ class _Server:
             run.handle(message)
 
     def _lose(self, address: int) -> None:
-        if address in self._spec.shards and self._run is not None:
+        if address in self._spec.settings.shards and self._run is not None:
             self._run.lose_shard(address)
-        elif address in range(self._spec.num_workers):
+        elif address in range(self._spec.settings.num_workers):
             if self._run is not None:
                 self._run.lose(address)
             self._coordinator.gone.add(address)
@@ -127,7 +127,7 @@ class _Server:
         state.restore(found)
         self._coordinator.begin(found.header.run)
         self._run = self._make_run(state, restored_at=found.version)
-        self._coordinator.gone = find_missing(self._mailbox, range(self._spec.num_workers))
+        self._coordinator.gone = find_missing(self._mailbox, range(self._spec.settings.num_workers))
 
     def _make_run(self, state: ShardState, restored_at: int | None = None) -> ShardRun:
         is_fresh = restored_at is None

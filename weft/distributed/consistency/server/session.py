@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.distributed.consistency.parcel import write
 from weft.distributed.consistency.server.cut import Piece, cut_evenly, put_together
 from weft.distributed.consistency.server.link import ShardLink
-from weft.distributed.consistency.server.protocol import InitHeader, Tag, host_address, server_address
+from weft.distributed.consistency.server.protocol import InitHeader, Tag
 from weft.distributed.consistency.server.record import Summary
 from weft.distributed.consistency.server.settings import Settings
 from weft.distributed.mailbox import AbstractMailbox, Message
@@ -61,19 +61,16 @@ class Session:
         has_centre = self._settings.form == "elastic"
         self.places = {n: torch.empty_like(p) for n, p in self.parameters.items()} if has_centre else self.parameters
         cuts = cut_evenly(self.parameters, self._settings.num_shards, may_cut=self._settings.may_cut)
-        addresses = [server_address(self._settings.num_workers, shard) for shard in range(len(cuts))]
-        self.links = [
-            ShardLink(self.mailbox, address, pieces, self.places)
-            for address, pieces in zip(addresses, cuts, strict=True)
-        ]
+        addresses = self._settings.shards
+        shards = zip(addresses, cuts, strict=True)
+        self.links = [ShardLink(self.mailbox, address, pieces, self.places) for address, pieces in shards]
         self._host = self._link_to_host() if self._settings.inner > 1 else None
         self.mailbox.await_peers(addresses if self._host is None else [*addresses, self._host.address])
         self._begin({}, 0, None)
 
     def _link_to_host(self) -> ShardLink:
         """The host server takes the pieces of all shards at once."""
-        settings, rank = self._settings, self.mailbox.address
-        address = host_address(settings.num_workers, settings.num_shards, rank // settings.inner)
+        address = self._settings.host_of(self.mailbox.address)
         link = ShardLink(self.mailbox, address, [p for link in self.links for p in link.pieces], self.places)
         link.about = {"seed": self._seed, "counts": [len(link.pieces) for link in self.links]}
         return link

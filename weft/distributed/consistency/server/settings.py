@@ -41,6 +41,21 @@ class Settings:
     is_synchronous: bool = False
 
     @property
+    def shards(self) -> range:
+        """The addresses of servers, which come after those of workers."""
+        return range(self.num_workers, self.num_workers + self.num_shards)
+
+    @property
+    def hosts(self) -> range:
+        """The addresses of host servers, which come last."""
+        num_hosts = -(-self.num_workers // self.inner) if self.inner > 1 else 0
+        return range(self.shards.stop, self.shards.stop + num_hosts)
+
+    def host_of(self, rank: int) -> int:
+        """The address of a rank's host server."""
+        return self.shards.stop + rank // self.inner
+
+    @property
     def clips_together(self) -> bool:
         """Whether shards must tell each other norms to clip the sum of a round."""
         return self.clip_norm is not None and self.is_synchronous and self.num_shards > 1

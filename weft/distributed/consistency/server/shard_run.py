@@ -31,7 +31,13 @@ def open_journal(
     if spec.run is None:
         return None
     seed, updates = state.header.seed, state.header.updates
-    about = {"plan": spec.plan, "workers": spec.num_workers, "shard": spec.shard, "seed": seed, "updates": updates}
+    about = {
+        "plan": spec.plan,
+        "workers": spec.settings.num_workers,
+        "shard": spec.shard,
+        "seed": seed,
+        "updates": updates,
+    }
     path, clock = journal_file(spec.run, seed, f"shard-{spec.shard}"), mailbox.clock.now
     return Journal(path, about, goes_on=goes_on, flush_seconds=FLUSH_SECONDS, clock=clock)
 
@@ -79,7 +85,7 @@ class ShardRun:
         self._journal = journal
         self._restored_at = restored_at
         self.policy = policy
-        self._ranks = {rank: RankRecord() for rank in range(spec.num_workers)}
+        self._ranks = {rank: RankRecord() for rank in range(spec.settings.num_workers)}
         self.pending: dict[Push, Contribution] = {}  # by the first push of those that a host server joined
         self._forwards: dict[int, tuple[int, int]] = {}  # by host server, its incarnation and the last number
         self._owed: dict[int, list[Release]] = {}  # by host server, what it is to be told
@@ -87,7 +93,7 @@ class ShardRun:
         self._loss: float | None = None  # of the last update
         self._norms: NormExchange | None = None
         if state.header.positions:
-            peers = [address for address in spec.shards if address != mailbox.address]
+            peers = [address for address in spec.settings.shards if address != mailbox.address]
             self._norms = NormExchange(mailbox, header=state.header, peers=peers)
         self._num_dropped = self._num_lost = self._num_returned = 0
 
@@ -175,7 +181,8 @@ class ShardRun:
         """What a host server joined. All of it is used, or nothing."""
         header, host = ForwardHeader.read(message.header), message.source
         given = self._accept(message.tensors, header.absent)
-        if not self._spec.are_of_host([rank for rank, _ in header.pushes], host):
+        settings = self._spec.settings
+        if any(rank >= settings.num_workers or settings.host_of(rank) != host for rank, _ in header.pushes):
             raise MalformedError("parts")
         if (message.incarnation, header.number) <= self._forwards.get(host, (-1, -1)):
             self._coordinator.refused["duplicate"] += 1
@@ -233,7 +240,9 @@ class ShardRun:
         self._carry_out(self.policy.leave(rank, self._now))
         self._ranks[rank].has_ended = True
         ended = {rank for rank, record in self._ranks.items() if record.has_ended}
-        self._state.save(is_due=len(ended | self._coordinator.gone) == self._spec.num_workers)  # what all end with
+        self._state.save(
+            is_due=len(ended | self._coordinator.gone) == self._spec.settings.num_workers
+        )  # what all end with
 
     # What the policy decided.
 
@@ -278,7 +287,7 @@ class ShardRun:
             del self.pending[contribution.rank, contribution.step]
             if contribution.host is not None:
                 self._owed.setdefault(contribution.host, [])
-        if self._spec.form == "elastic":
+        if self._spec.settings.form == "elastic":
             for rank, _ in pushes:
                 self._ranks[rank].centre = self._state.shard.weights
         self._loss = self._state.commit(contributions, factor)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from weft.distributed.consistency.server.in_flight import InFlight
 from weft.distributed.consistency.server.policy import AbstractPolicy
-from weft.distributed.consistency.server.protocol import InitHeader, Tag, host_address, server_address
-from weft.distributed.consistency.server.shard import Contribution, Form, Rate, Shard
+from weft.distributed.consistency.server.protocol import InitHeader, Tag
+from weft.distributed.consistency.server.settings import Settings
+from weft.distributed.consistency.server.shard import Contribution, Shard
 from weft.distributed.consistency.server.snapshot import Snapshot, write_snapshot
 from weft.distributed.mailbox import AbstractMailbox
 from weft.training.optimizers import AbstractOptimizer, OptimizerState, Shared
@@ -30,41 +31,17 @@ class ServerSpec:
     Args:
         make_policy: for the seed of a training, and whether it begins (or a lost shard is restored).
         make_optimizer: for the shard's part of all elements.
-        num_shards: of the plan; host servers have the addresses after them.
-        inner: ranks to a host server; 1 where there are none.
-        alpha: of the elastic force between the centre and a rank.
         run: the run folder, where decisions are recorded; None to record nothing.
         snapshot: where snapshots of the shard go, and are looked for; None for none.
     """
 
     shard: int
-    num_workers: int
     plan: str
-    rate: Rate
+    settings: Settings
     make_policy: Callable[[int, bool], AbstractPolicy]
     make_optimizer: Callable[[float], AbstractOptimizer]
-    form: Form = "gradient"
-    num_shards: int = 1
-    inner: int = 1
-    alpha: float = 0.0
     run: Path | None = None
     snapshot: Path | None = None
-
-    @property
-    def shards(self) -> tuple[int, ...]:
-        """The addresses of all shards."""
-        return tuple(server_address(self.num_workers, shard) for shard in range(self.num_shards))
-
-    @property
-    def hosts(self) -> range:
-        """The addresses of host servers."""
-        first = host_address(self.num_workers, self.num_shards, 0)
-        return range(first, first + (-(-self.num_workers // self.inner) if self.inner > 1 else 0))
-
-    def are_of_host(self, ranks: Sequence[int], address: int) -> bool:
-        """Whether these are ranks of the host server with this address."""
-        hosts = [host_address(self.num_workers, self.num_shards, rank // self.inner) for rank in ranks]
-        return all(rank < self.num_workers for rank in ranks) and set(hosts) == {address}
 
 
 @final
@@ -97,10 +74,10 @@ class ShardState:
         self.shard = Shard(
             memory,
             spec.make_optimizer(header.fraction),
-            rate=spec.rate,
-            form=spec.form,
-            alpha=spec.alpha,
-            num_workers=spec.num_workers,
+            rate=spec.settings.rate,
+            form=spec.settings.form,
+            alpha=spec.settings.alpha,
+            num_workers=spec.settings.num_workers,
             clip_norm=None if header.positions else header.clip_norm,
         )
 
@@ -138,7 +115,7 @@ class ShardState:
         is made on a copy."""
         weights = self.shard.weights
         is_read = self._in_flight.is_read(weights)
-        if is_read or self._spec.form == "elastic":
+        if is_read or self._spec.settings.form == "elastic":
             self.shard.move_to(self._in_flight.take_free() or self._make_memory(weights))
         loss = self.shard.commit(contributions, clip_factor)
         self.save(is_due=self._mailbox.clock.now() - self._saved_at >= SNAPSHOT_SECONDS)

@@ -1,0 +1,42 @@
+"""One function realises every kind of plan: as many processes as it needs, on real and on virtual places."""
+
+import pytest
+
+from tests.distributed.virtual_plan import run_plan
+from weft.distributed.place import Launch, LaunchedPlace
+from weft.distributed.realise import RunSpec, realise
+from weft.errors import PlanError
+from weft.recipes import find_recipe
+from weft.specs import Choice, Plan, parse_plan
+from weft.training.replicas import SoloReplicas
+
+ASYNC = "data=4 consistency=async topology=server(shards=2)"
+PAIRS = "data=4 consistency=gossip(ring,mix=pair)"
+
+
+@pytest.mark.parametrize("plan", ["data=4", ASYNC, PAIRS])
+def test_another_number_of_processes_is_refused(plan: str) -> None:
+    place = LaunchedPlace(Launch("weft", 0, 2, "", 2))
+    with pytest.raises(PlanError, match="another number of processes"), realise(plan, place):
+        pass
+
+
+def test_one_rank_needs_nobody() -> None:
+    with realise("data=1", LaunchedPlace(Launch("nobody"))) as replicas:
+        assert isinstance(replicas, SoloReplicas)
+
+
+def test_a_plan_is_taken_as_data_too_and_checked() -> None:
+    with realise(Plan(), LaunchedPlace(Launch("nobody"))) as replicas:
+        assert isinstance(replicas, SoloReplicas)
+    alone = Plan(consistency=Choice("local"))
+    with pytest.raises(PlanError, match="nobody to agree with"), realise(alone, LaunchedPlace(Launch("nobody"))):
+        pass
+
+
+@pytest.mark.parametrize("plan", ["data=3", "data=3 consistency=local(2)", ASYNC, PAIRS])
+def test_ranks_have_replicas_and_servers_have_none(plan: str) -> None:
+    spec, chosen = RunSpec.of(find_recipe("digits_mlp"), (0,)), parse_plan(plan)
+    found = run_plan(chosen, lambda _group, replicas: replicas.mesh, spec=spec).results
+    assert found[: chosen.num_ranks] == tuple(chosen.mesh(rank) for rank in range(chosen.num_ranks))
+    assert set(found[chosen.num_ranks :]) <= {None}
