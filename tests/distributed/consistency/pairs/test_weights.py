@@ -22,7 +22,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def make_shared(*replayed: Event) -> SharedWeights:
     shared = SharedWeights(1)
-    shared.begin(0, FlatWeights(PARAMETERS, empty), None, replayed)
+    shared.begin(0, FlatWeights(PARAMETERS, empty), Journal(None, {}), replayed)
     return shared
 
 
@@ -74,7 +74,7 @@ def test_pairs_wait_for_the_end_of_a_step() -> None:
 def test_who_comes_early_waits_and_who_comes_late_is_not_heard() -> None:
     shared = make_shared()
     assert shared.serve([ask(run=1)]) == []
-    shared.begin(1, FlatWeights(PARAMETERS, empty), None)
+    shared.begin(1, FlatWeights(PARAMETERS, empty), Journal(None, {}))
     assert tags(shared.serve([ask(turn=1, run=0)])) == [Tag.PAIRED]
 
 

@@ -101,7 +101,7 @@ def test_who_comes_back_tells_the_other_shards_what_the_first_let_it_take() -> N
             session = Session(mailbox, settings, (0,))
             session.join(State(make_parameters(), {}, torch.zeros(0)))
             for link in session.links:
-                link.tell(Tag.END, session.run)
+                link.tell(Tag.END, {"run": session.run})
             found = session.step
         mailbox.close()
         return found

@@ -18,9 +18,10 @@ def write(run: Path, decisions: list[Decision], summary: Summary | None = SUMMAR
     journal = Journal(path, about)
     for decision in decisions:
         journal.note(decision)
-    if summary is not None:
-        journal.write(vars(summary))
-    journal.close()
+    if summary is None:
+        journal.close()
+    else:
+        journal.end(summary)
     return path
 
 
@@ -41,10 +42,7 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 def test_a_restored_server_goes_on_in_the_same_file_which_cannot_be_replayed(tmp_path: Path) -> None:
     path = write(tmp_path, DECISIONS, None)
     path.write_bytes(path.read_bytes()[:-3])
-    restored = Journal(path, {}, goes_on=True)
-    restored.write({"restored": 0})
-    restored.write(vars(SUMMARY))
-    restored.close()
+    Journal(path, {}, restored=0).end(SUMMARY)
     assert read_summary(tmp_path, 0, 0) == SUMMARY
     with pytest.raises(RunFolderError, match="lost a server on the way"):
         read_decisions(tmp_path, 0, 0)

@@ -10,6 +10,7 @@ from weft.distributed.consistency.control.coordinator import (
     find_missing,
 )
 from weft.distributed.consistency.control.journal import (
+    FLUSH_SECONDS,
     Journal,
     decode,
     encode,
@@ -26,6 +27,7 @@ from weft.distributed.consistency.control.messages import (
 )
 
 __all__ = [
+    "FLUSH_SECONDS",
     "STOP",
     "SUM",
     "TOTAL",

@@ -14,14 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar, final, get_args, get_origin
+from typing import Any, TextIO, TypeVar, final, get_args, get_origin
 
 from weft.errors import CorruptFileError, RunFolderError, StorageError
 
-__all__ = ["Journal", "decode", "encode", "journal_file", "read_events", "read_lines"]
+__all__ = ["FLUSH_SECONDS", "Journal", "decode", "encode", "journal_file", "read_events", "read_lines"]
 
 FORMAT = 1
 FOLDER = "decisions"
+FLUSH_SECONDS = 1.0
+"""Of journals that servers keep."""
 
 Event = TypeVar("Event")
 
@@ -35,18 +37,19 @@ class Journal:
     """Appends events to a file. Whoever notes holds the lock of what the event changed.
 
     Args:
+        path: None to write nothing.
         about: what the head says of the run.
-        goes_on: a server that was restored goes on in the file of the one before it.
+        restored: the version from which a server goes on that takes the place of one that was lost, in its file.
         flush_seconds: from one moment at which lines reach the operating system to the next. With 0 each does before
             anybody can learn of what it says: what a killed rank did is known.
     """
 
     def __init__(
         self,
-        path: Path,
+        path: Path | None,
         about: Mapping[str, Any],
         *,
-        goes_on: bool = False,
+        restored: int | None = None,
         flush_seconds: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -54,30 +57,40 @@ class Journal:
         self._flush_seconds = flush_seconds
         self._clock = clock
         self._flushed_at = clock()
+        self._file: TextIO | None = None
+        if path is None:
+            return
         with self._storing():
             path.parent.mkdir(parents=True, exist_ok=True)
-            if goes_on and path.exists():
+            if restored is not None and path.exists():
                 before = path.read_bytes()
                 path.write_bytes(before[: before.rfind(b"\n") + 1])  # without a line that was cut off
-            self._file = path.open("a" if goes_on else "w", encoding="utf-8")
-        if not goes_on:
-            self.write({"format": FORMAT, **about})
-            self._file.flush()
+            self._file = path.open("w" if restored is None else "a", encoding="utf-8")
+        self._write({"format": FORMAT, **about} if restored is None else {"restored": restored})
+        self._file.flush()
 
     def note(self, event: object) -> None:
-        self.write(encode(event))
+        if self._file is not None:
+            self._write(encode(event))
 
-    def write(self, line: Any) -> None:
-        """What is no event: that a server was restored, or how it ended."""
+    def end(self, summary: object) -> None:
+        """The run came to its end, with this summary."""
+        if self._file is not None and not self._file.closed:
+            self._write(vars(summary))
+        self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            with self._storing():
+                self._file.close()
+
+    def _write(self, line: Any) -> None:
+        assert self._file is not None, "there is a path"
         with self._storing():
             self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
             if self._clock() - self._flushed_at >= self._flush_seconds:
                 self._file.flush()
                 self._flushed_at = self._clock()
-
-    def close(self) -> None:
-        with self._storing():
-            self._file.close()
 
     @contextmanager
     def _storing(self) -> Iterator[None]:

@@ -86,7 +86,7 @@ class SharedWeights:
         self._lock = threading.Lock()
         self._run = -1
         self._weights: FlatWeights | None = None
-        self._journal: Journal | None = None
+        self._journal = Journal(None, {})
         self._replayed: deque[Event] = deque()
         self._waiting: list[Request] = []
         self._is_stepping = False
@@ -95,7 +95,7 @@ class SharedWeights:
 
     # What the worker does.
 
-    def begin(self, run: int, weights: FlatWeights, journal: Journal | None, replayed: Iterable[Event] = ()) -> None:
+    def begin(self, run: int, weights: FlatWeights, journal: Journal, replayed: Iterable[Event] = ()) -> None:
         """A training begins: what came for it early is done next."""
         self.close()
         with self._lock:
@@ -121,8 +121,7 @@ class SharedWeights:
     def note(self, event: Event) -> None:
         """What does not touch the weights."""
         with self._lock:
-            if self._journal is not None:
-                self._journal.note(event)
+            self._journal.note(event)
 
     def take_answered_bytes(self) -> int:
         """Of the means that the responder gave out since this was last asked."""
@@ -133,9 +132,8 @@ class SharedWeights:
     def close(self) -> None:
         """Record no more."""
         with self._lock:
-            if self._journal is not None:
-                self._journal.close()
-            self._journal = None
+            self._journal.close()
+            self._journal = Journal(None, {})
 
     # What the responder does.
 
@@ -182,8 +180,7 @@ class SharedWeights:
         if self._replayed:
             following = self._replayed.popleft()
             assert following == event, "events of a replay keep their order"
-        if self._journal is not None:
-            self._journal.note(event)
+        self._journal.note(event)
 
 
 def average(own: Sequence[Tensor], given: Sequence[Tensor]) -> None:

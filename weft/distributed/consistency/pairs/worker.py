@@ -183,11 +183,10 @@ class GossipReplicas(AbstractReplicas):
         self._mailbox.note(self._rank, Tag.FREE)
         self._work.begin(self._replay)
 
-    def _open_journal(self, first: int) -> Journal | None:
-        if self._settings.run is None:
-            return None
+    def _open_journal(self, first: int) -> Journal:
+        run = self._settings.run
         about = {"plan": self._settings.plan, "rank": self._rank, "seed": self._seed, "first": first}
-        return Journal(rank_journal(self._settings.run, self._seed, self._rank), about)
+        return Journal(run and rank_journal(run, self._seed, self._rank), about)
 
     # A turn.
 

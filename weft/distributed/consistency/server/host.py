@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from weft.distributed.consistency.control import (
+    FLUSH_SECONDS,
     Journal,
     MalformedError,
     find_missing,
@@ -36,8 +37,6 @@ from weft.distributed.consistency.server.shard import weighted_sum
 from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, Message
 
 __all__ = ["HostSpec", "serve_host"]
-
-FLUSH_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ class HostRun:
         run: int,
         counts: Sequence[int],
         policy: JoinPolicy,
-        journal: Journal | None,
+        journal: Journal,
     ) -> None:
         self._mailbox = mailbox
         self._spec = spec
@@ -156,7 +155,7 @@ class HostRun:
         self._waiting |= {rank: Waiting(step, self.num_forwards) for rank, step in chosen}
         self._num_sent += 1
         self.num_forwards += 1
-        self._note(Commit(chosen))
+        self._journal.note(Commit(chosen))
         for shard in range(self._spec.settings.num_shards):
             self._send(forward, shard)
 
@@ -186,7 +185,7 @@ class HostRun:
         self._weights = tuple(tensor for _, weights in answers for tensor in weights)
         first = answers[0][0]
         self._answer(first)
-        self._note(Release(first.rank, first.step, first.stop, rank.forward))
+        self._journal.note(Release(first.rank, first.step, first.stop, rank.forward))
 
     def ask_again(self, address: int) -> None:
         """A shard has come, perhaps in the place of one that had an answer to give: of what is under way, and of ranks
@@ -215,15 +214,8 @@ class HostRun:
         header = {"run": self.run, "version": self._versions[0], "step": release.step, "stop": release.stop}
         self._mailbox.start_send(release.rank, Tag.WEIGHTS, header, self._weights)
 
-    def _note(self, decision: Commit | Release) -> None:
-        if self._journal is not None:
-            self._journal.note(decision)
-
     def end(self, summary: Summary) -> None:
-        if self._journal is not None:
-            self._journal.write(vars(summary))
-            self._journal.close()
-            self._journal = None
+        self._journal.end(summary)
 
 
 @final
@@ -300,17 +292,12 @@ class _Host:
         policy, journal = self._spec.make_policy(seed), self._open_journal(seed)
         self._run = HostRun(self._mailbox, spec=self._spec, run=number, counts=counts, policy=policy, journal=journal)
 
-    def _open_journal(self, seed: int) -> Journal | None:
+    def _open_journal(self, seed: int) -> Journal:
         spec = self._spec
-        if spec.run is None:
-            return None
         about = {"plan": spec.plan, "workers": spec.settings.num_workers, "host": spec.host, "seed": seed}
-        path, clock = journal_file(spec.run, seed, f"host-{spec.host}"), self._mailbox.clock.now
-        journal = Journal(path, about, goes_on=self._is_restored, flush_seconds=FLUSH_SECONDS, clock=clock)
-        if self._is_restored:
-            journal.write({"restored": 0})
-            self._is_restored = False
-        return journal
+        path, clock = spec.run and journal_file(spec.run, seed, f"host-{spec.host}"), self._mailbox.clock.now
+        restored, self._is_restored = 0 if self._is_restored else None, False
+        return Journal(path, about, restored=restored, flush_seconds=FLUSH_SECONDS, clock=clock)
 
     def _end_run(self) -> Summary:
         refused = dict(sorted((self._refused + Counter(self._mailbox.refusals())).items()))

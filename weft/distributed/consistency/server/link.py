@@ -7,7 +7,7 @@ from typing import final
 from torch import Tensor
 
 from weft.distributed.consistency.server.cut import Piece
-from weft.distributed.consistency.server.protocol import InitHeader, PushHeader, Tag
+from weft.distributed.consistency.server.protocol import PushHeader, Tag
 from weft.distributed.group.group import AbstractWork
 from weft.distributed.mailbox import AbstractMailbox, AbstractReceive, Message
 from weft.errors import DeadlineError, PeerLostError
@@ -44,25 +44,6 @@ class ShardLink:
         self._missing: set[str] = set()
         self._has_part = False
 
-    def initialise(self, header: InitHeader, tensors: Sequence[Tensor]) -> None:
-        self._send(Tag.INIT, header.to_json(), [*self.places, *tensors])
-
-    def say_hello(self, run: int, step: int | None) -> None:
-        """Ask for weights.
-
-        Args:
-            step: the earliest that this rank may take; None if it knows nothing yet.
-        """
-        self._ask(Tag.WELCOME, Tag.HELLO, {"run": run, "step": step, "version": self.version})
-
-    def await_welcome(self) -> tuple[int, tuple[Tensor, ...]]:
-        """Take the weights that answer a greeting; the number of the training, and the buffers of rank 0."""
-        message = self.await_answer()
-        for place, tensor in zip(self.places, message.tensors, strict=False):
-            place.copy_(tensor)
-        self._note(message)
-        return int(message.header["run"]), message.tensors[len(self.places) :]
-
     # A step.
 
     def begin(self) -> None:
@@ -87,7 +68,7 @@ class ShardLink:
 
     def send_part(self, run: int, step: int, tensors: Sequence[Tensor | None]) -> int:
         self._has_part = True
-        return self._send(Tag.PART, {"run": run, "step": step}, [t for t in tensors if t is not None])
+        return self.tell(Tag.PART, {"run": run, "step": step}, [t for t in tensors if t is not None])
 
     def push(self, header: PushHeader, tensors: Sequence[Tensor | None]) -> int:
         """Send a gradient, or what is still to be said of one that is there already; how many bytes were sent."""
@@ -95,31 +76,17 @@ class ShardLink:
         header = replace(header, version=self.version, absent=absent, in_part=self._has_part)
         given = () if self._has_part else [tensor for tensor in tensors if tensor is not None]
         about = {**header.to_json(), **self.about}
-        return self._ask(Tag.WEIGHTS, Tag.PUSH, about, given, into=self.places if header.wants else ())
+        return self.ask(Tag.PUSH, Tag.WEIGHTS, about, given, into=self.places if header.wants else ())
 
-    def await_weights(self) -> Message:
-        """Take the weights that answer a push or a pull."""
-        message = self.await_answer()
-        self._note(message)
-        return message
+    # Questions and answers.
 
-    # Beside the steps.
+    def greet(self, run: int, step: int | None) -> None:
+        """Ask for weights.
 
-    def tell(self, tag: Tag, run: int) -> None:
-        """What needs no answer."""
-        self._send(tag, {"run": run})
-
-    def pull(self, run: int) -> None:
-        """Ask for weights as they are now."""
-        self._ask(Tag.WEIGHTS, Tag.PULL, {"run": run}, into=self.places)
-
-    def fetch(self, run: int) -> None:
-        """Ask for the optimizer's state."""
-        self._ask(Tag.STATE, Tag.FETCH, {"run": run})
-
-    def add(self, run: int, number: int, tensor: Tensor, *, gather: bool = False) -> None:
-        """Give a part of a sum over all workers that are left, and ask for the total, or for all parts."""
-        self._ask(Tag.TOTAL, Tag.SUM, {"run": run, "number": number, "gather": gather}, [tensor])
+        Args:
+            step: the earliest that this rank may take; None if it knows nothing yet.
+        """
+        self.ask(Tag.HELLO, Tag.WELCOME, {"run": run, "step": step, "version": self.version})
 
     def await_return(self) -> None:
         """Wait until a server that was lost is there again."""
@@ -131,42 +98,51 @@ class ShardLink:
             text = f"server is lost, and none came in its place ({about}); resume the run from its checkpoint"
             raise PeerLostError(text, self.address) from None
 
-    def _ask(
+    def ask(
         self,
-        expected: Tag,
         tag: Tag,
+        expected: Tag,
         header: Mapping[str, object],
         tensors: Sequence[Tensor] = (),
         *,
         into: Sequence[Tensor] | None = None,
     ) -> int:
+        """Send what is answered under `expected`; how many bytes."""
         if self._answer is not None:
             self._answer.cancel()
         # A server that was taken for lost may have heard the question, and answers the same one twice.
         while self._has_been_lost and self._mailbox.poll(expected, self.address) is not None:
             pass
         self._answer = self._mailbox.start_receive(expected, self.address, into=into)
-        return self._send(tag, header, tensors)
+        return self.tell(tag, header, tensors)
+
+    def tell(self, tag: Tag, header: Mapping[str, object], tensors: Sequence[Tensor] = ()) -> int:
+        """Send what needs no answer; how many bytes."""
+        self._under_way.append(self._mailbox.start_send(self.address, tag, header, tensors))
+        return sum(tensor.nbytes for tensor in tensors)
 
     def await_answer(self) -> Message:
-        """Of the question that was asked last."""
+        """Of the question that was asked last; weights that answer it are where they belong."""
         answer, self._answer = self._answer, None
         assert answer is not None, "a question comes first"
         under_way, self._under_way = self._under_way, []
         try:
             for work in under_way:
                 work.wait()
-            return answer.wait()
+            message = answer.wait()
         finally:
             answer.cancel()
-
-    def _send(self, tag: Tag, header: Mapping[str, object], tensors: Sequence[Tensor] = ()) -> int:
-        self._under_way.append(self._mailbox.start_send(self.address, tag, header, tensors))
-        return sum(tensor.nbytes for tensor in tensors)
+        self._note(message)
+        return message
 
     def _note(self, message: Message) -> None:
-        self.version = int(message.header["version"])
-        if "step" in message.header:
-            self.step, self.is_stopped = int(message.header["step"]), bool(message.header["stop"])
-        if "loss" in message.header:
-            self.loss = float.fromhex(message.header["loss"])
+        header = message.header
+        if message.tag == Tag.WELCOME:
+            for place, tensor in zip(self.places, message.tensors, strict=False):
+                place.copy_(tensor)
+        if "version" in header:
+            self.version = int(header["version"])
+        if "step" in header:
+            self.step, self.is_stopped = int(header["step"]), bool(header["stop"])
+        if "loss" in header:
+            self.loss = float.fromhex(header["loss"])

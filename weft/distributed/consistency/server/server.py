@@ -4,10 +4,18 @@ import math
 from collections import Counter
 from typing import final
 
-from weft.distributed.consistency.control import Coordinator, MalformedError, find_missing, read_int
+from weft.distributed.consistency.control import (
+    FLUSH_SECONDS,
+    Coordinator,
+    Journal,
+    MalformedError,
+    find_missing,
+    journal_file,
+    read_int,
+)
 from weft.distributed.consistency.server.protocol import InitHeader, Tag
 from weft.distributed.consistency.server.record import Summary
-from weft.distributed.consistency.server.shard_run import ShardRun, open_journal
+from weft.distributed.consistency.server.shard_run import ShardRun
 from weft.distributed.consistency.server.shard_state import ServerSpec, ShardState
 from weft.distributed.consistency.server.snapshot import read_snapshot
 from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, Message
@@ -130,16 +138,21 @@ class _Server:
         self._coordinator.gone = find_missing(self._mailbox, range(self._spec.settings.num_workers))
 
     def _make_run(self, state: ShardState, restored_at: int | None = None) -> ShardRun:
-        is_fresh = restored_at is None
-        journal = open_journal(self._mailbox, self._spec, state, goes_on=not is_fresh)
-        if journal is not None and not is_fresh:
-            journal.write({"restored": restored_at})
+        spec, seed, updates = self._spec, state.header.seed, state.header.updates
+        journal = Journal(
+            spec.run and journal_file(spec.run, seed, f"shard-{spec.shard}"),
+            {"plan": spec.plan, "workers": spec.settings.num_workers, "shard": spec.shard, "seed": seed}
+            | {"updates": updates},
+            restored=restored_at,
+            flush_seconds=FLUSH_SECONDS,
+            clock=self._mailbox.clock.now,
+        )
         return ShardRun(
             self._mailbox,
-            spec=self._spec,
+            spec=spec,
             state=state,
             coordinator=self._coordinator,
-            policy=self._spec.make_policy(state.header.seed, is_fresh),
+            policy=spec.make_policy(seed, restored_at is None),
             journal=journal,
             restored_at=restored_at,
         )

@@ -1,8 +1,7 @@
 """A worker's side of all shards: how it begins, whom it asks, what it hears, and how it ends."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TypeVar, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -19,8 +18,6 @@ from weft.graph import State
 from weft.training.optimizers import OptimizerState, Shared
 
 __all__ = ["Session"]
-
-Answer = TypeVar("Answer")
 
 
 @final
@@ -83,26 +80,25 @@ class Session:
     def _begin(self, slots: Mapping[str, Mapping[str, Tensor]], updates: int, step: int | None) -> None:
         self.run, self.has_ended, self._wishes_stop, self._num_sums = self.run + 1, False, False, 0
         write(self.places, self.parameters)
-        self._initialise(self.links, slots, updates)
+        begins = self.mailbox.address == 0
+        for link in self.links if begins else ():
+            self._initialise(link, slots, updates)
 
         def begin_again(link: ShardLink) -> None:
-            self._initialise([link], slots, updates)
-            link.say_hello(self.run, step)
+            if begins:
+                self._initialise(link, slots, updates)
+            link.greet(self.run, step)
 
         # Shard 0 first: where all are about to end it takes nobody back, and no other shard may wait for this rank.
-        (buffers,) = self._meet(self.links[:1], step, begin_again)
-        for buffer, tensor in zip(self._untrained, buffers, strict=True):
-            buffer.copy_(tensor)
+        (welcome,) = self.greet(self.links[:1], step, begin_again)
+        for tensor, given in zip(self._untrained, welcome.tensors[len(self.links[0].places) :], strict=True):
+            tensor.copy_(given)
         # A shard that is behind must not wait for a round that shard 0 has closed without this rank.
-        self._meet(self.links[1:], step if self._settings.deals_work else self.step, begin_again)
+        self.greet(self.links[1:], step if self._settings.deals_work else self.step, begin_again)
         write(self.parameters, self.places)
 
-    def _initialise(self, links: Sequence[ShardLink], slots: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
-        """What rank 0 begins with goes to the shards."""
-        for link in links if self.mailbox.address == 0 else ():
-            self._initialise_shard(link, slots, updates)
-
-    def _initialise_shard(self, link: ShardLink, slots: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
+    def _initialise(self, link: ShardLink, slots: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
+        """What rank 0 begins with goes to a shard."""
         total = sum(parameter.numel() for parameter in self.parameters.values())
         own = [
             (i, slot, piece.of(tensor) if tensor.shape == self.parameters[piece.name].shape else tensor)
@@ -122,37 +118,41 @@ class Session:
             clip_norm=None if self._settings.clips_own else self._settings.clip_norm,
             positions=tuple(order.index(piece.name) for piece in link.pieces) if order else (),
         )
-        link.initialise(header, [*(tensor for _, _, tensor in own), *buffers])
+        link.tell(Tag.INIT, header.to_json(), [*link.places, *(tensor for _, _, tensor in own), *buffers])
 
-    def greet(self, links: Sequence[ShardLink], step: int | None) -> None:
-        """Ask for weights, and wait for them."""
-        self._meet(links, step, lambda link: link.say_hello(self.run, step))
+    # Questions and answers.
 
-    def _meet(
-        self, links: Sequence[ShardLink], step: int | None, greet_restored: Callable[[ShardLink], None]
-    ) -> list[tuple[Tensor, ...]]:
-        """Greet shards, and take up their weights; of each the buffers that rank 0 began with, which shard 0 has."""
-        for link in links:
-            link.say_hello(self.run, step)
-        welcomes = []
-        for link in links:
-            self.run, buffers = self._hear(link, link.await_welcome, partial(greet_restored, link))
-            welcomes.append(buffers)
+    def greet(
+        self, links: Sequence[ShardLink], step: int | None, greet_restored: Callable[[ShardLink], None] | None = None
+    ) -> list[Message]:
+        """Ask for weights, and take them up."""
+        welcomes = self._ask(links, lambda link: link.greet(self.run, step), greet_restored)
+        self.run = int(welcomes[0].header["run"]) if welcomes else self.run
         return welcomes
 
-    def _hear(self, link: ShardLink, await_answer: Callable[[], Answer], ask_again: Callable[[], None]) -> Answer:
-        """What a shard answers. If it is lost, the one that is restored in its place is asked again."""
-        while True:
+    def _ask(
+        self,
+        links: Sequence[ShardLink],
+        ask: Callable[[ShardLink], object],
+        ask_restored: Callable[[ShardLink], object] | None = None,
+    ) -> list[Message]:
+        """The answers of all. If a shard is lost, the one that is restored in its place is asked again."""
+        for link in links:
+            ask(link)
+        answers: list[Message] = []
+        while len(answers) < len(links):
+            link = links[len(answers)]
             try:
-                return await_answer()
+                answers.append(link.await_answer())
             except PeerLostError:
                 self._await_return(link)
-                ask_again()
+                (ask_restored or ask)(link)
+        return answers
 
     def _await_return(self, link: ShardLink) -> None:
         link.await_return()
         if self._wishes_stop and link is self.links[0]:  # the one before it may have had no time to hear it
-            link.tell(Tag.STOP, self.run)
+            link.tell(Tag.STOP, {"run": self.run})
 
     # Steps.
 
@@ -169,7 +169,7 @@ class Session:
     def take_answer(self, link: ShardLink, step: int) -> Message | None:
         """Wait for an answer; of a server that is lost, for the one in its place, whose welcome has its weights."""
         try:
-            message = link.await_weights()
+            message = link.await_answer()
         except PeerLostError:
             self._await_return(link)
             self.greet([link] if link in self.links else self.links, step)
@@ -187,14 +187,14 @@ class Session:
     def stop(self) -> None:
         """Have all ranks stop."""
         self._wishes_stop = True
-        self.links[0].tell(Tag.STOP, self.run)
+        self.links[0].tell(Tag.STOP, {"run": self.run})
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Over all workers that are left. Whoever asks takes no more steps, unless ranks are synchronous."""
         if not self.has_ended and not self._settings.is_synchronous:
             self.has_ended = True
             for link in self.links:
-                link.tell(Tag.END, self.run)
+                link.tell(Tag.END, {"run": self.run})
         return self._add(tensor, gather=False)[0]
 
     def gather(self, tensor: Tensor) -> tuple[Tensor, ...]:
@@ -203,18 +203,15 @@ class Session:
 
     def _add(self, tensor: Tensor, *, gather: bool) -> tuple[Tensor, ...]:
         self._num_sums += 1
-        first = self.links[0]
-        give = partial(first.add, self.run, self._num_sums, tensor, gather=gather)
-        give()
-        return self._hear(first, first.await_answer, give).tensors
+        header = {"run": self.run, "number": self._num_sums, "gather": gather}
+        (answer,) = self._ask(self.links[:1], lambda link: link.ask(Tag.SUM, Tag.TOTAL, header, [tensor]))
+        return answer.tensors
 
     def fetch_state(self, state: OptimizerState) -> OptimizerState:
         """The optimizer state that the servers keep, in place of this rank's."""
         found: dict[str, dict[str, list[tuple[Piece, Tensor]]]] = {name: {} for name in state.slots}
-        for link in self.links:
-            link.fetch(self.run)
-        for link in self.links:
-            message = self._hear(link, link.await_answer, partial(link.fetch, self.run))
+        answers = self._ask(self.links, lambda link: link.ask(Tag.FETCH, Tag.STATE, {"run": self.run}))
+        for link, message in zip(self.links, answers, strict=True):
             shared = Shared(*(torch.tensor(float(message.header[k]), dtype=torch.float64) for k in ("lr", "updates")))
             for (index, slot), tensor in zip(message.header["slots"], message.tensors, strict=True):
                 piece = link.pieces[index]
@@ -227,9 +224,8 @@ class Session:
 
     def take_last_weights(self) -> Summary:
         """Those that the shards hold now, and what shard 0 knows of the whole training; of losses, what all know."""
-        for link in self.links:
-            link.pull(self.run)
-        answers = [self._hear(link, link.await_weights, partial(link.pull, self.run)) for link in self.links]
+        header = {"run": self.run}
+        answers = self._ask(self.links, lambda link: link.ask(Tag.PULL, Tag.WEIGHTS, header, into=link.places))
         first = answers[0]
         ages = {int(age): int(count) for age, count in first.header["staleness"]}
         staleness = tuple(ages.get(age, 0) for age in range(max(ages, default=-1) + 1))

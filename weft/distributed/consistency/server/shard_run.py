@@ -7,7 +7,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from weft.distributed.consistency.control import Coordinator, Journal, MalformedError, Outgoing, journal_file, read_int
+from weft.distributed.consistency.control import Coordinator, Journal, MalformedError, Outgoing, read_int
 from weft.distributed.consistency.server.clipping import NormExchange
 from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Push, Release
 from weft.distributed.consistency.server.policy import AbstractPolicy
@@ -17,29 +17,10 @@ from weft.distributed.consistency.server.shard import Contribution
 from weft.distributed.consistency.server.shard_state import ServerSpec, ShardState
 from weft.distributed.mailbox import AbstractMailbox, Message
 
-__all__ = ["RankRecord", "ShardRun", "open_journal"]
+__all__ = ["RankRecord", "ShardRun"]
 
 MOST_AGES = 4000
 """Different stalenesses that are told to a worker."""
-
-FLUSH_SECONDS = 1.0
-
-
-def open_journal(
-    mailbox: AbstractMailbox, spec: ServerSpec, state: ShardState, *, goes_on: bool = False
-) -> Journal | None:
-    if spec.run is None:
-        return None
-    seed, updates = state.header.seed, state.header.updates
-    about = {
-        "plan": spec.plan,
-        "workers": spec.settings.num_workers,
-        "shard": spec.shard,
-        "seed": seed,
-        "updates": updates,
-    }
-    path, clock = journal_file(spec.run, seed, f"shard-{spec.shard}"), mailbox.clock.now
-    return Journal(path, about, goes_on=goes_on, flush_seconds=FLUSH_SECONDS, clock=clock)
 
 
 @dataclass
@@ -75,7 +56,7 @@ class ShardRun:
         state: ShardState,
         coordinator: Coordinator,
         policy: AbstractPolicy,
-        journal: Journal | None,
+        journal: Journal,
         restored_at: int | None = None,
     ) -> None:
         self._mailbox = mailbox
@@ -268,8 +249,7 @@ class ShardRun:
                 case _:
                     pass
             self._decided.popleft()
-            if self._journal is not None:
-                self._journal.note(decision)
+            self._journal.note(decision)
         self._answer_hosts()
 
     def _commit(self, pushes: Sequence[Push]) -> bool:
@@ -351,7 +331,4 @@ class ShardRun:
         )
 
     def end(self, summary: Summary) -> None:
-        if self._journal is not None:
-            self._journal.write(vars(summary))
-            self._journal.close()
-            self._journal = None
+        self._journal.end(summary)
