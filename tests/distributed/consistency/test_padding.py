@@ -12,7 +12,7 @@ from tests.distributed.consistency.server.served import Course, spec_of
 from tests.proving.test_lockstep import case_of, with_settings
 from tests.training.planted import ignore
 from weft.distributed.consistency.server import ServedReplicas, serve, settings_of
-from weft.distributed.consistency.server.record import read_decisions
+from weft.distributed.consistency.server.decisions import read_decisions
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox

@@ -22,7 +22,7 @@ from weft.distributed.consistency.server import (
     serve_host,
     settings_of,
 )
-from weft.distributed.consistency.server.record import read_decisions
+from weft.distributed.consistency.server.decisions import read_decisions
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
 from weft.distributed.group.virtual import TEN_GIGABIT, die, run_virtual

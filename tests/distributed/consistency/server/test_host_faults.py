@@ -96,7 +96,7 @@ def test_what_dies_between_two_steps_is_restored_and_training_goes_on(victim: in
 def begin(post: LocalPost) -> list[AbstractMailbox]:
     """Two workers that the shard has let go."""
     boxes: list[AbstractMailbox] = [post.open(rank) for rank in range(2)]
-    boxes[0].send(SHARD, Tag.INIT, InitHeader(0, 0, 1.0, len(WEIGHTS), 0, (), 0, None).to_json(), WEIGHTS)
+    boxes[0].send(SHARD, Tag.INIT, vars(InitHeader(0, 0, 1.0, len(WEIGHTS), 0, (), 0, None)), WEIGHTS)
     for box in boxes:
         box.send(SHARD, Tag.HELLO, {"run": 0, "step": None, "version": 0})
         box.receive(Tag.WELCOME, SHARD, deadline=box.clock.now() + PATIENCE)
@@ -121,7 +121,7 @@ def test_a_push_that_cannot_be_meant_is_refused_by_the_host_server(
     with serving(post) as found:
         boxes = begin(post)
         for number, given in enumerate((ONES, tensors, ONES)):
-            header = PushHeader(0, 2 * number, 0, 0.1, 0.5).to_json() | {"seed": 0, "counts": [len(WEIGHTS)]}
+            header = vars(PushHeader(0, 2 * number, 0, 0.1, 0.5)) | {"seed": 0, "counts": [len(WEIGHTS)]}
             boxes[0].send(HOST, Tag.PUSH, header | (changes if number == 1 else {}), given)
             if number != 1:
                 boxes[0].receive(Tag.WEIGHTS, HOST, deadline=boxes[0].clock.now() + PATIENCE)
@@ -151,7 +151,7 @@ def test_what_a_host_server_cannot_mean_is_refused_by_the_shard(changes: dict[st
     boxes, host = begin(post), post.open(HOST)
     right = [[0, 0, 0.5], [1, 1, 0.5]], [[0, 2, 0.5]], [[1, 3, 0.5]]
     for number, parts in enumerate(right):
-        header = ForwardHeader(0, number, 0, 0.1, ()).to_json() | {"parts": parts}
+        header = vars(ForwardHeader(0, number, 0, 0.1, ())) | {"parts": parts}
         host.send(SHARD, Tag.FORWARD, header | (changes if number == 1 else {}), ONES)
         if number != 1:
             answer = host.receive(Tag.WEIGHTS, SHARD, deadline=host.clock.now() + PATIENCE)
@@ -174,7 +174,7 @@ def test_a_shard_that_was_restored_answers_a_host_server_whose_ranks_have_died(t
     thread.join(PATIENCE)
     boxes[1].close()
     thread, found = start(post.open(SHARD), lambda box: serve(box, spec))
-    header = ForwardHeader(0, 0, 0, 0.1, ((1, 1, 0.5),)).to_json()
+    header = vars(ForwardHeader(0, 0, 0, 0.1, ((1, 1, 0.5),)))
     host.send(SHARD, Tag.FORWARD, header, ONES)
     assert host.receive(Tag.WEIGHTS, SHARD, deadline=host.clock.now() + PATIENCE).header["releases"] == []
     for box in (boxes[0], host):

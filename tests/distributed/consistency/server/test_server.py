@@ -49,7 +49,7 @@ class Hand:
         self.weights = [p.detach() for p in make_parameters().values()]
 
     def init(self, **changes: Any) -> None:
-        header = InitHeader(0, 0, 1.0, len(self.weights), 0, (), 0, None).to_json() | changes
+        header = vars(InitHeader(0, 0, 1.0, len(self.weights), 0, (), 0, None)) | changes
         self.mailbox.send(self.server, Tag.INIT, header, self.weights)
 
     def hello(self, **changes: Any) -> Message:
@@ -57,7 +57,7 @@ class Hand:
         return self.receive(Tag.WELCOME)
 
     def push(self, number: int, **changes: Any) -> None:
-        header = PushHeader(0, number, 0, 0.1, 0.5).to_json() | changes
+        header = vars(PushHeader(0, number, 0, 0.1, 0.5)) | changes
         self.mailbox.send(self.server, Tag.PUSH, header, [torch.ones_like(weight) for weight in self.weights])
 
     def receive(self, tag: Tag) -> Message:
@@ -238,7 +238,7 @@ def test_a_push_whose_first_part_died_with_a_server_is_answered(tmp_path: Path) 
         hand.hello()
         hand.mailbox.send(hand.server, Tag.PART, {"run": 0, "step": 0}, hand.weights)
     with serving(post, ASYNC, tmp_path / "shard") as found:
-        hand.mailbox.send(hand.server, Tag.PUSH, PushHeader(0, 0, 0, 0.1, 0.5, in_part=True).to_json())
+        hand.mailbox.send(hand.server, Tag.PUSH, vars(PushHeader(0, 0, 0, 0.1, 0.5, in_part=True)))
         answer = hand.receive(Tag.WEIGHTS)
         assert (answer.header["step"], len(answer.tensors)) == (2, len(hand.weights))
         for one in (hand, other):

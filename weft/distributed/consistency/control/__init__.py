@@ -21,7 +21,7 @@ from weft.distributed.consistency.control.journal import (
 from weft.distributed.consistency.control.messages import (
     MalformedError,
     Outgoing,
-    read_float,
+    read_header,
     read_int,
     read_ints,
 )
@@ -42,7 +42,7 @@ __all__ = [
     "find_missing",
     "journal_file",
     "read_events",
-    "read_float",
+    "read_header",
     "read_int",
     "read_ints",
     "read_lines",

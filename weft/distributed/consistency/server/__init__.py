@@ -2,10 +2,19 @@
 
 from weft.distributed.consistency.server.arrival import Arrival
 from weft.distributed.consistency.server.cut import Piece, cut_evenly
-from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Leave, Release
+from weft.distributed.consistency.server.decisions import (
+    Commit,
+    Decision,
+    Drop,
+    Join,
+    Leave,
+    Release,
+    Summary,
+    read_decisions,
+    read_summary,
+)
 from weft.distributed.consistency.server.host import HostSpec, serve_host
 from weft.distributed.consistency.server.policy import NEVER, AbstractPolicy
-from weft.distributed.consistency.server.record import Summary, read_decisions, read_summary
 from weft.distributed.consistency.server.replay import JoinPolicy, ReplayPolicy
 from weft.distributed.consistency.server.rounds import Rounds
 from weft.distributed.consistency.server.server import serve

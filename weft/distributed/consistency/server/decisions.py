@@ -1,9 +1,26 @@
-"""What a shard decides, as data: these, in their order, repeat a run to the last bit."""
+"""What a shard decides, as data: these, in their order, repeat a run to the last bit; and how they are read back."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
-__all__ = ["DECISIONS", "Commit", "Decision", "Drop", "DropReason", "Join", "Leave", "Push", "Release"]
+from weft.distributed.consistency.control import journal_file, read_events, read_lines
+from weft.errors import RunFolderError
+
+__all__ = [
+    "DECISIONS",
+    "Commit",
+    "Decision",
+    "Drop",
+    "DropReason",
+    "Join",
+    "Leave",
+    "Push",
+    "Release",
+    "Summary",
+    "read_decisions",
+    "read_summary",
+]
 
 DropReason = Literal["late"]
 
@@ -58,3 +75,47 @@ Decision = Commit | Release | Drop | Leave | Join
 
 DECISIONS = (Commit, Release, Drop, Leave, Join)
 """What a journal of a shard or host server may hold."""
+
+SUBJECT = "what its servers decided"
+
+Kind = Literal["shard", "host"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a shard did in one training. `staleness[i]` updates were made on weights i updates old."""
+
+    updates: int = 0
+    staleness: tuple[int, ...] = ()
+    dropped: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    lost: int = 0  # updates that a restored shard knows to be lost
+    returned: int = 0  # how often a worker that was lost came back
+
+    @property
+    def mean_staleness(self) -> float:
+        total = sum(self.staleness)
+        return sum(i * count for i, count in enumerate(self.staleness)) / total if total else 0.0
+
+
+def read_decisions(run: Path, seed: int, number: int, kind: Kind = "shard") -> list[Decision]:
+    """What a shard, or a host server, of a run decided.
+
+    Raises:
+        RunFolderError: the run recorded nothing, or nothing that can be repeated.
+    """
+    path = journal_file(run, seed, f"{kind}-{number}")
+    decisions: list[Decision] = read_events(path, SUBJECT, DECISIONS, begun="updates")
+    if any(isinstance(decision, Join) for decision in decisions):
+        raise RunFolderError(f"a rank of the run was lost and came back, which cannot be repeated ({path})")
+    return decisions
+
+
+def read_summary(run: Path, seed: int, number: int, kind: Kind = "shard") -> Summary | None:
+    """What the shard, or the host server, did in all; None where it did not come to its end."""
+    last: Any = None
+    for last in read_lines(journal_file(run, seed, f"{kind}-{number}"), SUBJECT):  # noqa: B007 -- the last line
+        pass
+    if not isinstance(last, dict) or "updates" not in last:
+        return None
+    return Summary(**{**last, "staleness": tuple(last["staleness"])})

@@ -28,9 +28,8 @@ from weft.distributed.consistency.control import (
     read_int,
     read_ints,
 )
-from weft.distributed.consistency.server.decisions import Commit, Push, Release
+from weft.distributed.consistency.server.decisions import Commit, Push, Release, Summary
 from weft.distributed.consistency.server.protocol import ForwardHeader, PushHeader, Tag, with_absent
-from weft.distributed.consistency.server.record import Summary
 from weft.distributed.consistency.server.replay import JoinPolicy
 from weft.distributed.consistency.server.settings import Settings
 from weft.distributed.consistency.server.shard import weighted_sum
@@ -207,7 +206,7 @@ class HostRun:
         absent = tuple(index for index, piece in enumerate(pieces) if piece is None)
         header = ForwardHeader(self.run, forward.number, self._versions[shard], forward.lr, forward.parts, absent)
         given = [piece for piece in pieces if piece is not None]
-        self._mailbox.start_send(self._spec.settings.shards[shard], Tag.FORWARD, header.to_json(), given)
+        self._mailbox.start_send(self._spec.settings.shards[shard], Tag.FORWARD, vars(header), given)
 
     def _answer(self, release: Release) -> None:
         """Without waiting: a worker that is gone, or slow to listen, holds up nobody."""

@@ -75,7 +75,7 @@ class ShardLink:
         absent = tuple(index for index, tensor in enumerate(tensors) if tensor is None)
         header = replace(header, version=self.version, absent=absent, in_part=self._has_part)
         given = () if self._has_part else [tensor for tensor in tensors if tensor is not None]
-        about = {**header.to_json(), **self.about}
+        about = {**vars(header), **self.about}
         return self.ask(Tag.PUSH, Tag.WEIGHTS, about, given, into=self.places if header.wants else ())
 
     # Questions and answers.

@@ -34,15 +34,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.distributed.consistency.control import (
-    STOP,
-    SUM,
-    TOTAL,
-    MalformedError,
-    read_float,
-    read_int,
-    read_ints,
-)
+from weft.distributed.consistency.control import STOP, SUM, TOTAL, MalformedError, read_header
 
 __all__ = ["ForwardHeader", "InitHeader", "PushHeader", "Tag", "with_absent"]
 
@@ -83,30 +75,19 @@ class InitHeader:
     clip_norm: float | None
     positions: tuple[int, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return {**self.__dict__, "slots": [list(slot) for slot in self.slots], "positions": list(self.positions)}
-
     @staticmethod
     def read(header: Mapping[str, Any]) -> "InitHeader":
-        slots = header.get("slots")
-        if not isinstance(slots, list) or not all(
-            isinstance(slot, list) and len(slot) == 2 and type(slot[0]) is int and isinstance(slot[1], str)
-            for slot in slots
-        ):
-            raise MalformedError("slots")
-        numbers = {key: read_int(header, key) for key in ("run", "seed", "num_pieces", "num_buffers", "updates")}
-        limit = None if header.get("clip_norm") is None else read_float(header, "clip_norm")
-        positions = read_ints(header, "positions")
-        if len(positions) not in (0, numbers["num_pieces"]):
+        found = read_header(InitHeader, header)
+        if len(found.positions) not in (0, found.num_pieces):
             raise MalformedError("positions")
-        pairs, fraction = tuple((index, name) for index, name in slots), read_float(header, "fraction")
-        return InitHeader(**numbers, fraction=fraction, slots=pairs, clip_norm=limit, positions=positions)
+        return found
 
 
 @dataclass(frozen=True)
 class PushHeader:
     """What belongs to a gradient. `absent` are the pieces without one; `wants` says whether weights are to be sent;
-    `loss` is this rank's part of that of the batch, where all ranks are to know it."""
+    `loss` is this rank's part of that of the batch, where all ranks are to know it: in hexadecimal, as JSON has no
+    number that is none."""
 
     run: int
     step: int
@@ -116,22 +97,18 @@ class PushHeader:
     absent: tuple[int, ...] = ()
     in_part: bool = False  # the tensors came before, under `part`
     wants: bool = True
-    loss: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        # As text: JSON has no number that is none.
-        return {**self.__dict__, "absent": list(self.absent), "loss": None if self.loss is None else self.loss.hex()}
+    loss: str | None = None
 
     @staticmethod
     def read(header: Mapping[str, Any]) -> "PushHeader":
-        in_part, wants = header.get("in_part"), header.get("wants")
-        if not isinstance(in_part, bool) or not isinstance(wants, bool):
-            raise MalformedError("in_part")
-        weight, absent = read_float(header, "weight", most=1), read_ints(header, "absent")
-        run, step, version = (read_int(header, key) for key in ("run", "step", "version"))
-        return PushHeader(
-            run, step, version, read_float(header, "lr"), weight, absent, in_part, wants, _read_loss(header)
-        )
+        found = read_header(PushHeader, header)
+        try:
+            float.fromhex(found.loss or "0")
+        except (ValueError, OverflowError):
+            raise MalformedError("loss") from None
+        if found.weight > 1:
+            raise MalformedError("weight")
+        return found
 
 
 @dataclass(frozen=True)
@@ -149,20 +126,13 @@ class ForwardHeader:
     def pushes(self) -> tuple[tuple[int, int], ...]:
         return tuple((rank, step) for rank, step, _ in self.parts)
 
-    def to_json(self) -> dict[str, Any]:
-        return {**self.__dict__, "parts": [list(part) for part in self.parts], "absent": list(self.absent)}
-
     @staticmethod
     def read(header: Mapping[str, Any]) -> "ForwardHeader":
-        parts = header.get("parts")
-        if not isinstance(parts, list) or not parts or not all(isinstance(p, list) and len(p) == 3 for p in parts):
+        found = read_header(ForwardHeader, header)
+        ranks = {rank for rank, _, share in found.parts if share <= 1}
+        if not ranks or len(ranks) < len(found.parts):
             raise MalformedError("parts")
-        read = [dict(zip(("rank", "step", "weight"), part, strict=True)) for part in parts]
-        found = tuple((read_int(p, "rank"), read_int(p, "step"), read_float(p, "weight", most=1)) for p in read)
-        if len({rank for rank, _, _ in found}) < len(found):
-            raise MalformedError("parts")
-        run, number, version = (read_int(header, key) for key in ("run", "number", "version"))
-        return ForwardHeader(run, number, version, read_float(header, "lr"), found, read_ints(header, "absent"))
+        return found
 
 
 def with_absent(tensors: Sequence[Tensor], absent: Sequence[int], num_pieces: int) -> tuple[Tensor | None, ...]:
@@ -171,11 +141,3 @@ def with_absent(tensors: Sequence[Tensor], absent: Sequence[int], num_pieces: in
         raise MalformedError("tensors")
     given = iter(tensors)
     return tuple(None if index in absent else next(given, None) for index in range(num_pieces))
-
-
-def _read_loss(header: Mapping[str, Any]) -> float | None:
-    text = header.get("loss")
-    try:
-        return None if text is None else float.fromhex(text)
-    except (TypeError, ValueError):
-        raise MalformedError("loss") from None

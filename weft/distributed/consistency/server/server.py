@@ -13,8 +13,8 @@ from weft.distributed.consistency.control import (
     journal_file,
     read_int,
 )
+from weft.distributed.consistency.server.decisions import Summary
 from weft.distributed.consistency.server.protocol import InitHeader, Tag
-from weft.distributed.consistency.server.record import Summary
 from weft.distributed.consistency.server.shard_run import ShardRun
 from weft.distributed.consistency.server.shard_state import ServerSpec, ShardState
 from weft.distributed.consistency.server.snapshot import read_snapshot

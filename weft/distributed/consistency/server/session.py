@@ -8,9 +8,9 @@ from torch import Tensor
 
 from weft.distributed.consistency.parcel import write
 from weft.distributed.consistency.server.cut import Piece, cut_evenly, put_together
+from weft.distributed.consistency.server.decisions import Summary
 from weft.distributed.consistency.server.link import ShardLink
 from weft.distributed.consistency.server.protocol import InitHeader, Tag
-from weft.distributed.consistency.server.record import Summary
 from weft.distributed.consistency.server.settings import Settings
 from weft.distributed.mailbox import AbstractMailbox, Message
 from weft.errors import PeerLostError
@@ -118,7 +118,7 @@ class Session:
             clip_norm=None if self._settings.clips_own else self._settings.clip_norm,
             positions=tuple(order.index(piece.name) for piece in link.pieces) if order else (),
         )
-        link.tell(Tag.INIT, header.to_json(), [*link.places, *(tensor for _, _, tensor in own), *buffers])
+        link.tell(Tag.INIT, vars(header), [*link.places, *(tensor for _, _, tensor in own), *buffers])
 
     # Questions and answers.
 

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from weft.distributed.consistency.control import Coordinator, Journal, MalformedError, Outgoing, read_int
 from weft.distributed.consistency.server.clipping import NormExchange
-from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Push, Release
+from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Push, Release, Summary
 from weft.distributed.consistency.server.policy import AbstractPolicy
 from weft.distributed.consistency.server.protocol import ForwardHeader, PushHeader, Tag, with_absent
-from weft.distributed.consistency.server.record import Summary
 from weft.distributed.consistency.server.shard import Contribution
 from weft.distributed.consistency.server.shard_state import ServerSpec, ShardState
 from weft.distributed.mailbox import AbstractMailbox, Message
@@ -153,8 +152,9 @@ class ShardRun:
             return
         record.wants_weights = header.wants
         version = self._take_version(rank, header.step)
+        loss = None if header.loss is None else float.fromhex(header.loss)
         self.pending[rank, header.step] = Contribution(
-            rank, header.step, version, header.weight, header.lr, given, loss=header.loss
+            rank, header.step, version, header.weight, header.lr, given, loss=loss
         )
         self._carry_out(self.policy.push(rank, header.step, self._now))
 

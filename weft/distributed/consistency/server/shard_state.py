@@ -9,16 +9,16 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.server.in_flight import InFlight
 from weft.distributed.consistency.server.policy import AbstractPolicy
 from weft.distributed.consistency.server.protocol import InitHeader, Tag
 from weft.distributed.consistency.server.settings import Settings
 from weft.distributed.consistency.server.shard import Contribution, Shard
 from weft.distributed.consistency.server.snapshot import Snapshot, write_snapshot
+from weft.distributed.group.group import AbstractWork
 from weft.distributed.mailbox import AbstractMailbox
 from weft.training.optimizers import AbstractOptimizer, OptimizerState, Shared
 
-__all__ = ["ServerSpec", "ShardState"]
+__all__ = ["InFlight", "ServerSpec", "ShardState"]
 
 SNAPSHOT_SECONDS = 5.0
 """From one snapshot of the shard to the next."""
@@ -42,6 +42,47 @@ class ServerSpec:
     make_optimizer: Callable[[float], AbstractOptimizer]
     run: Path | None = None
     snapshot: Path | None = None
+
+
+@final
+class InFlight:
+    """Weights in flight to workers, which an update must not touch: it needs other memory to be made in.
+
+    weights A   sent to rank 0 ~~~~~~~~~~~> read          an update comes while A is read: it is made on B,
+    weights B             updated, sent to rank 1 ~~~>    and A, once it has been read, takes the next
+    """
+
+    def __init__(self) -> None:
+        self._read: list[tuple[tuple[Tensor, ...], list[AbstractWork]]] = []
+        self._free: list[tuple[Tensor, ...]] = []
+
+    def add(self, weights: tuple[Tensor, ...], work: AbstractWork) -> None:
+        """A send reads these weights."""
+        for known, works in self._read:
+            if _are_same(known, weights):
+                works.append(work)
+                return
+        self._read.append((weights, [work]))
+
+    def is_read(self, weights: tuple[Tensor, ...]) -> bool:
+        """Whether some send still reads these; sets that are read no more are free from now on."""
+        still = []
+        for known, works in self._read:
+            left = [work for work in works if not work.is_done()]
+            if left:
+                still.append((known, left))
+            elif not _are_same(known, weights):
+                self._free.append(known)
+        self._read = still
+        return any(_are_same(known, weights) for known, _ in still)
+
+    def take_free(self) -> tuple[Tensor, ...] | None:
+        """A set that may be written to; None where a new one is needed."""
+        return self._free.pop() if self._free else None
+
+
+def _are_same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return all(a is b for a, b in zip(first, second, strict=True))
 
 
 @final

@@ -35,7 +35,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> None:
     for name, slots in snapshot.slots.items():
         tensors |= {f"slot/{name}/{slot}": tensor for slot, tensor in slots.items()}
     about = {"version": snapshot.version, "updates": snapshot.updates}
-    metadata = {"header": json.dumps(snapshot.header.to_json()), "about": json.dumps(about)}
+    metadata = {"header": json.dumps(vars(snapshot.header)), "about": json.dumps(about)}
     scratch = path.with_suffix(".tmp")
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, scratch, metadata=metadata)

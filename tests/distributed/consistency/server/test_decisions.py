@@ -6,7 +6,7 @@ import pytest
 
 from weft.distributed.consistency.control import Journal, journal_file
 from weft.distributed.consistency.server import Commit, Decision, Join, Release
-from weft.distributed.consistency.server.record import Summary, read_decisions, read_summary
+from weft.distributed.consistency.server.decisions import Summary, read_decisions, read_summary
 from weft.errors import CorruptFileError, RunFolderError, StorageError
 
 DECISIONS: list[Decision] = [Release(0, 0, version=0), Commit(((0, 0),)), Release(0, 1, stop=True, version=1)]

@@ -4,7 +4,7 @@ from typing import final
 
 import torch
 
-from weft.distributed.consistency.server.in_flight import InFlight
+from weft.distributed.consistency.server.shard_state import InFlight
 from weft.distributed.group.group import AbstractWork
 
 
