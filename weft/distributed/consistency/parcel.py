@@ -4,7 +4,7 @@ weights      w1 (float32)   b1 (float32)   scale (float64)
 messages     [ w1 | b1 ]                   [ scale ]
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -14,7 +14,41 @@ from weft.distributed.group.calls import Call
 from weft.distributed.group.group import AbstractGroup, AbstractWork
 from weft.training.replicas import Traffic
 
-__all__ = ["Parcel", "write"]
+__all__ = ["FlatTensors", "Parcel", "write"]
+
+
+@final
+class FlatTensors:
+    """Memory for tensors of these shapes, one flat tensor for each type; `tensors` are views of it.
+
+    Args:
+        tensors: of which it begins as a copy.
+        empty: makes the memory.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], empty: Callable[[tuple[int, ...], torch.dtype], Tensor]) -> None:
+        by_type: dict[torch.dtype, list[str]] = {}
+        for name, tensor in tensors.items():
+            by_type.setdefault(tensor.dtype, []).append(name)
+        self._names = list(by_type.values())
+        self._shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        sizes = [sum(tensors[name].numel() for name in names) for names in self._names]
+        self.flats = [empty((size,), dtype) for size, dtype in zip(sizes, by_type, strict=True)]
+        self.tensors = self.views_of(self.flats)
+        self.num_bytes = sum(flat.nbytes for flat in self.flats)
+        write(self.tensors, tensors)
+
+    def views_of(self, flats: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The tensors in flat ones like these, by name."""
+        views: dict[str, Tensor] = {}
+        for names, flat in zip(self._names, flats, strict=True):
+            parts = flat.split([self._shapes[name].numel() for name in names])
+            views |= {name: part.view(self._shapes[name]) for name, part in zip(names, parts, strict=True)}
+        return views
+
+    def accepts(self, flats: Sequence[Tensor]) -> bool:
+        """Whether these are like its own."""
+        return [(flat.shape, flat.dtype) for flat in flats] == [(flat.shape, flat.dtype) for flat in self.flats]
 
 
 @final
@@ -26,26 +60,15 @@ class Parcel:
 
     def __init__(self, group: AbstractGroup, tensors: Mapping[str, Tensor]) -> None:
         self._group = group
-        by_type: dict[torch.dtype, list[str]] = {}
-        for name, tensor in tensors.items():
-            by_type.setdefault(tensor.dtype, []).append(name)
-        self.messages: list[Tensor] = []
-        self.tensors: dict[str, Tensor] = {}
-        for dtype, names in by_type.items():
-            sizes = [tensors[name].numel() for name in names]
-            message = group.empty((sum(sizes),), dtype)
-            for name, part in zip(names, message.split(sizes), strict=True):
-                self.tensors[name] = part.view(tensors[name].shape)
-            self.messages.append(message)
-        self.num_bytes = sum(message.nbytes for message in self.messages)
+        flat = FlatTensors(tensors, group.empty)
+        self.messages, self.tensors, self.num_bytes = flat.flats, flat.tensors, flat.num_bytes
         self._works: list[AbstractWork] = []
         self._started = 0.0
         self._ended: float | None = None
 
     @torch.no_grad()
     def pack(self, tensors: Mapping[str, Tensor], factor: float = 1.0) -> None:
-        for name, place in self.tensors.items():
-            place.copy_(tensors[name])
+        write(self.tensors, {name: tensors[name] for name in self.tensors})
         if factor != 1.0:
             for message in self.messages:
                 message.mul_(factor)

@@ -10,7 +10,8 @@ from weft.distributed.consistency.control import Journal, Outgoing, decode, enco
 from weft.distributed.consistency.pairs.events import EVENTS, Deal, Event, Look, Mean, Pair, Step
 from weft.distributed.consistency.pairs.protocol import Tag
 from weft.distributed.consistency.pairs.replay import make_replay_plans, rank_journal, read_journal
-from weft.distributed.consistency.pairs.weights import FlatWeights, Request, SharedWeights
+from weft.distributed.consistency.pairs.weights import Request, SharedWeights
+from weft.distributed.consistency.parcel import FlatTensors, write
 from weft.errors import CorruptFileError, RunFolderError, StorageError
 
 PARAMETERS = {"a": torch.zeros(2, 3), "b": torch.ones(2, dtype=torch.float64), "c": torch.full((1,), 4.0)}
@@ -22,7 +23,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def make_shared(*replayed: Event) -> SharedWeights:
     shared = SharedWeights(1)
-    shared.begin(0, FlatWeights(PARAMETERS, empty), Journal(None, {}), replayed)
+    shared.begin(0, FlatTensors(PARAMETERS, empty), Journal(None, {}), replayed)
     return shared
 
 
@@ -35,10 +36,10 @@ def tags(answers: list[Outgoing]) -> list[Tag]:
 
 
 def test_weights_lie_flat_by_type() -> None:
-    weights = FlatWeights(PARAMETERS, empty)
+    weights = FlatTensors(PARAMETERS, empty)
     assert [flat.tolist() for flat in weights.flats] == [[0.0] * 6 + [4.0], [1.0, 1.0]]
     copy = {name: torch.zeros_like(tensor) for name, tensor in PARAMETERS.items()}
-    weights.unpack(copy)
+    write(copy, weights.tensors)
     assert all(torch.equal(copy[name], tensor) for name, tensor in PARAMETERS.items())
     assert not weights.accepts([torch.zeros(7)]) and not weights.accepts([torch.zeros(7), torch.zeros(2)])
 
@@ -74,7 +75,7 @@ def test_pairs_wait_for_the_end_of_a_step() -> None:
 def test_who_comes_early_waits_and_who_comes_late_is_not_heard() -> None:
     shared = make_shared()
     assert shared.serve([ask(run=1)]) == []
-    shared.begin(1, FlatWeights(PARAMETERS, empty), Journal(None, {}))
+    shared.begin(1, FlatTensors(PARAMETERS, empty), Journal(None, {}))
     assert tags(shared.serve([ask(turn=1, run=0)])) == [Tag.PAIRED]
 
 

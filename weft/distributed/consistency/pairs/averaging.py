@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from weft.distributed.consistency.pairs.events import NOBODY, Mix, Step
-from weft.distributed.consistency.pairs.protocol import Tag, responder_address
+from weft.distributed.consistency.pairs.protocol import RunMailbox, Tag, responder_address
 from weft.distributed.consistency.pairs.replay import ReplayPlan
-from weft.distributed.consistency.pairs.run_mailbox import RunMailbox
-from weft.distributed.consistency.pairs.weights import FlatWeights
+from weft.distributed.consistency.parcel import FlatTensors
 from weft.distributed.group.calls import Graph
 from weft.errors import PeerLostError
 from weft.planning.gossip_graphs import Split
@@ -35,15 +34,15 @@ class AbstractAveraging(ABC):
     def __init__(self, mailbox: RunMailbox) -> None:
         self.mailbox = mailbox
         self.seed = 0
-        self.weights: FlatWeights | None = None
+        self.weights: FlatTensors | None = None
         self.replay: ReplayPlan | None = None
 
-    def begin(self, seed: int, weights: FlatWeights, replay: ReplayPlan | None) -> None:
+    def begin(self, seed: int, weights: FlatTensors, replay: ReplayPlan | None) -> None:
         """A training begins; with a plan of a replay, one that was."""
         self.seed, self.weights, self.replay = seed, weights, replay
 
     @property
-    def own(self) -> FlatWeights:
+    def own(self) -> FlatTensors:
         assert self.weights is not None, "begin() comes first"
         return self.weights
 
@@ -118,7 +117,7 @@ class NeighbourAveraging(AbstractAveraging):
         self._is_heard_by = [rank for rank, heard in enumerate(graph) if mailbox.rank in heard]
         self._silent: set[int] = set()  # those that have left, and live
 
-    def begin(self, seed: int, weights: FlatWeights, replay: ReplayPlan | None) -> None:
+    def begin(self, seed: int, weights: FlatTensors, replay: ReplayPlan | None) -> None:
         super().begin(seed, weights, replay)
         self._silent = set()
 

@@ -9,7 +9,7 @@ Pairs and copies that come while a step is made wait for its end. In a replay th
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -19,50 +19,9 @@ from torch import Tensor
 from weft.distributed.consistency.control import Journal, Outgoing
 from weft.distributed.consistency.pairs.events import Event, Look, Mix, Pair, Step
 from weft.distributed.consistency.pairs.protocol import Tag
+from weft.distributed.consistency.parcel import FlatTensors, write
 
-__all__ = ["FlatWeights", "Request", "SharedWeights"]
-
-
-@final
-class FlatWeights:
-    """The parameters in one flat tensor for each type; `views` are their parts, by name."""
-
-    def __init__(
-        self, parameters: Mapping[str, Tensor], empty: Callable[[tuple[int, ...], torch.dtype], Tensor]
-    ) -> None:
-        by_type: dict[torch.dtype, list[str]] = {}
-        for name, parameter in parameters.items():
-            by_type.setdefault(parameter.dtype, []).append(name)
-        self._names = list(by_type.values())
-        self._shapes = {name: parameter.shape for name, parameter in parameters.items()}
-        sizes = [sum(parameters[name].numel() for name in names) for names in self._names]
-        self.flats = [empty((size,), dtype) for size, dtype in zip(sizes, by_type, strict=True)]
-        self.pack(parameters)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(flat.nbytes for flat in self.flats)
-
-    def views_of(self, flats: Sequence[Tensor]) -> dict[str, Tensor]:
-        views: dict[str, Tensor] = {}
-        for names, flat in zip(self._names, flats, strict=True):
-            parts = flat.split([self._shapes[name].numel() for name in names])
-            views |= {name: part.view(self._shapes[name]) for name, part in zip(names, parts, strict=True)}
-        return views
-
-    def accepts(self, flats: Sequence[Tensor]) -> bool:
-        return [(flat.shape, flat.dtype) for flat in flats] == [(flat.shape, flat.dtype) for flat in self.flats]
-
-    @torch.no_grad()
-    def pack(self, parameters: Mapping[str, Tensor]) -> None:
-        for name, view in self.views_of(self.flats).items():
-            view.copy_(parameters[name])
-
-    @torch.no_grad()
-    def unpack(self, parameters: Mapping[str, Tensor], flats: Sequence[Tensor] | None = None) -> None:
-        """Write these flat tensors, by default one's own, into the parameters."""
-        for name, view in self.views_of(self.flats if flats is None else flats).items():
-            parameters[name].copy_(view)
+__all__ = ["Request", "SharedWeights"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +44,7 @@ class SharedWeights:
         self.num_malformed = 0
         self._lock = threading.Lock()
         self._run = -1
-        self._weights: FlatWeights | None = None
+        self._weights: FlatTensors | None = None
         self._journal = Journal(None, {})
         self._replayed: deque[Event] = deque()
         self._waiting: list[Request] = []
@@ -95,7 +54,7 @@ class SharedWeights:
 
     # What the worker does.
 
-    def begin(self, run: int, weights: FlatWeights, journal: Journal, replayed: Iterable[Event] = ()) -> None:
+    def begin(self, run: int, weights: FlatTensors, journal: Journal, replayed: Iterable[Event] = ()) -> None:
         """A training begins: what came for it early is done next."""
         self.close()
         with self._lock:
@@ -113,7 +72,7 @@ class SharedWeights:
     def end_step(self, parameters: Mapping[str, Tensor], step: Step | Mix) -> bool:
         """Take the updated parameters; whether somebody waits."""
         with self._lock:
-            self._own.pack(parameters)
+            write(self._own.tensors, parameters)
             self._pass(step)
             self._is_stepping = False
             return bool(self._waiting)
@@ -172,7 +131,7 @@ class SharedWeights:
         return [Outgoing(request.source, Tag.PAIRED, {"run": self._run, "turn": request.event.turn}, request.tensors)]
 
     @property
-    def _own(self) -> FlatWeights:
+    def _own(self) -> FlatTensors:
         assert self._weights is not None, "begin() comes first"
         return self._weights
 

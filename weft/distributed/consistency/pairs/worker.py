@@ -18,10 +18,10 @@ from weft.distributed.consistency.control import Journal
 from weft.distributed.consistency.graphs import make_mixing
 from weft.distributed.consistency.pairs.averaging import AbstractAveraging, NeighbourAveraging, PairAveraging
 from weft.distributed.consistency.pairs.events import Deal, Mean
-from weft.distributed.consistency.pairs.protocol import Tag, responder_address
+from weft.distributed.consistency.pairs.protocol import RunMailbox, Tag, responder_address
 from weft.distributed.consistency.pairs.replay import ReplayPlan, rank_journal
-from weft.distributed.consistency.pairs.run_mailbox import RunMailbox
-from weft.distributed.consistency.pairs.weights import FlatWeights, SharedWeights
+from weft.distributed.consistency.pairs.weights import SharedWeights
+from weft.distributed.consistency.parcel import FlatTensors, write
 from weft.distributed.mailbox import AbstractMailbox
 from weft.errors import PeerLostError
 from weft.graph import GradientSink, State
@@ -125,7 +125,7 @@ class GossipReplicas(AbstractReplicas):
         self._seed = 0
         self._replay: ReplayPlan | None = None
         self._parameters: dict[str, Tensor] = {}
-        self._weights: FlatWeights | None = None
+        self._weights: FlatTensors | None = None
         self._gradients: dict[str, Tensor | None] = {}
         self._weight = 0.0
         self._turn = 0
@@ -174,7 +174,7 @@ class GossipReplicas(AbstractReplicas):
         else:
             for tensor, given in zip(tensors, self._mailbox.receive(Tag.START, 0).tensors, strict=True):
                 tensor.copy_(given)
-        self._weights = FlatWeights(self._parameters, self._mailbox.mailbox.empty)
+        self._weights = FlatTensors(self._parameters, self._mailbox.mailbox.empty)
         replay = self._settings.replay
         self._replay = replay[self._seed][self._rank] if replay is not None else None
         events = self._replay.events if self._replay is not None else ()
@@ -216,7 +216,7 @@ class GossipReplicas(AbstractReplicas):
         while not self._shared.begin_step(step):
             self._mailbox.receive_answer(Tag.GO, self._rank)
         arrived = self._now
-        self._own.unpack(self._parameters, weights)
+        write(self._parameters, self._own.tensors if weights is None else self._own.views_of(weights))
         state = update.apply(self._gradients)
         if self._shared.end_step(self._parameters, step):
             self._mailbox.note(self._rank, Tag.FREE)
@@ -294,9 +294,7 @@ class GossipReplicas(AbstractReplicas):
         copies: dict[int, Sequence[Tensor]] = {}
         for rank in wanted:
             with suppress(PeerLostError):
-                copies[rank] = self._mailbox.receive(
-                    Tag.VIEW, responder_address(self._size, rank), number=number
-                ).tensors
+                copies[rank] = self._mailbox.receive_answer(Tag.VIEW, rank, number=number).tensors
         self._shared.note(Mean(number, tuple(copies)))
         return copies
 
@@ -312,7 +310,7 @@ class GossipReplicas(AbstractReplicas):
         return self._settings.size
 
     @property
-    def _own(self) -> FlatWeights:
+    def _own(self) -> FlatTensors:
         assert self._weights is not None, "join() comes first"
         return self._weights
 

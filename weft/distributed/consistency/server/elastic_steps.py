@@ -23,7 +23,6 @@ from weft.distributed.consistency.server.link import ShardLink
 from weft.distributed.consistency.server.protocol import PushHeader
 from weft.distributed.consistency.server.session import Session
 from weft.distributed.consistency.server.settings import Settings
-from weft.distributed.consistency.server.steps import AbstractSteps
 from weft.graph import GradientSink
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic, Update
@@ -32,8 +31,8 @@ __all__ = ["ElasticSteps"]
 
 
 @final
-class ElasticSteps(AbstractSteps):
-    """The session's places are this rank's copy of the centre, as its own visit left it."""
+class ElasticSteps:
+    """As GradientSteps. The session's places are this rank's copy of the centre, as its own visit left it."""
 
     def __init__(self, session: Session, settings: Settings) -> None:
         self._session = session

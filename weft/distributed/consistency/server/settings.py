@@ -90,31 +90,23 @@ def may_cut(optimizer: AbstractOptimizer) -> bool:
 
 def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | None = None) -> Settings:
     """The settings of a plan whose consistency is kept by servers."""
-    consistency = dict(plan.consistency.parameters)
-    if plan.consistency.name == "elastic":
-        return Settings(
-            num_workers=plan.num_ranks,
-            num_shards=int(plan.topology["shards"]),
-            rate="full",
-            deals_work=True,
-            clip_norm=clip_norm,
-            form="elastic",
-            period=int(consistency["steps"]),
-            alpha=float(consistency["beta"]) / plan.num_ranks,
-        )
-    by_arrival = plan.consistency.name == "async" or consistency.get("commit") == "arrival"
-    rate = cast(Rate, consistency["lr"] if by_arrival else "together")
-    is_synchronous, num_shards = plan.consistency.name == "sync", int(plan.topology["shards"])
+    choice, options = plan.consistency, dict(plan.consistency.parameters)
+    is_elastic, is_synchronous = choice.name == "elastic", choice.name == "sync"
+    by_arrival = choice.name == "async" or options.get("commit") == "arrival"
+    num_shards = int(plan.topology["shards"])
+    # A norm has the bits of one rank only where it is of a whole tensor.
+    clips_together = is_synchronous and clip_norm is not None and num_shards > 1
     return Settings(
         num_workers=plan.num_ranks,
         num_shards=num_shards,
-        rate=rate,
-        # A norm has the bits of one rank only where it is of a whole tensor.
-        may_cut=may_cut(optimizer) and not (is_synchronous and clip_norm is not None and num_shards > 1),
-        deals_work=by_arrival,
+        rate=cast(Rate, "full" if is_elastic else options["lr"] if by_arrival else "together"),
+        may_cut=is_elastic or (may_cut(optimizer) and not clips_together),
+        deals_work=by_arrival or is_elastic,
         clip_norm=clip_norm,
-        form=cast(Form, consistency.get("push", "gradient")),
-        parts=int(consistency.get("parts", 1)),
+        form="elastic" if is_elastic else cast(Form, options.get("push", "gradient")),
+        parts=int(options.get("parts", 1)),
+        period=int(options["steps"]) if is_elastic else 1,
+        alpha=float(options["beta"]) / plan.num_ranks if is_elastic else 0.0,
         inner=int(dict(plan.topology.parameters).get("inner", 1)),
         is_synchronous=is_synchronous,
     )

@@ -1,4 +1,4 @@
-"""What a worker does with the servers in a step of its own: the seam, and steps that push gradients.
+"""Steps that push gradients, or what the rank's own optimizer made of them, and take up the weights that come back.
 
 backward   [layer 3][layer 2][layer 1]
 shard 1             =====>                  a shard's gradients set out as soon as its last one is there
@@ -7,7 +7,6 @@ answer                             <====    new weights of every shard, and whic
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import final
 
@@ -21,38 +20,7 @@ from weft.training.gradients import clip_by_norm
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic, Update
 
-__all__ = ["AbstractSteps", "GradientSteps", "PendingGradients"]
-
-
-class AbstractSteps(ABC):
-    """`start` once all shards have let this rank go, then for each step `begin` and `finish`."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """A training begins, or goes on from a checkpoint."""
-
-    @property
-    @abstractmethod
-    def number(self) -> int:
-        """Of the step to take: a share of a batch where work is dealt out, else a batch."""
-
-    @abstractmethod
-    def begin(self, weight: float) -> GradientSink:
-        """A sink for gradients that count with `weight`."""
-
-    @abstractmethod
-    def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
-        """All gradients are here: exchange, and update where that is done by the rank itself.
-
-        Args:
-            loss: this rank's, weighted; what is returned is the sum over ranks, or where these do not meet that of the
-                rank's own share alone.
-        """
-
-    @property
-    @abstractmethod
-    def traffic(self) -> Traffic:
-        """What the exchange of the last step cost."""
+__all__ = ["GradientSteps", "PendingGradients"]
 
 
 @final
@@ -90,8 +58,11 @@ class PendingGradients:
 
 
 @final
-class GradientSteps(AbstractSteps):
-    """The servers update; with `push=difference` every rank does, and the servers add what it changed."""
+class GradientSteps:
+    """The servers update; with `push=difference` every rank does, and the servers add what it changed.
+
+    `start` once all shards have let this rank go, then for each step `begin` and `finish`, as in AbstractReplicas.
+    """
 
     def __init__(self, session: Session, settings: Settings) -> None:
         self._session = session
@@ -164,9 +135,7 @@ class GradientSteps(AbstractSteps):
                 if due[shard]:
                     weight, tensors = self._pending[shard].take()
             if due[shard] or shard == 0:  # which gives out the work, in every step
-                header = PushHeader(
-                    run, step, 0, lr, weight, wants=due[shard], loss=None if loss is None else loss.hex()
-                )
+                header = PushHeader(run, step, 0, lr, weight, wants=due[shard], loss=loss)
                 num_bytes += link.push(header, tensors)
         for shard, link in enumerate(links):
             if due[shard] or shard == 0:

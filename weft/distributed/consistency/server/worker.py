@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.distributed.consistency.server.elastic_steps import ElasticSteps
 from weft.distributed.consistency.server.session import Session
 from weft.distributed.consistency.server.settings import Settings
-from weft.distributed.consistency.server.steps import AbstractSteps, GradientSteps
+from weft.distributed.consistency.server.steps import GradientSteps
 from weft.distributed.mailbox import AbstractMailbox
 from weft.graph import GradientSink, State
 from weft.specs import Mesh
@@ -53,7 +53,8 @@ class ServedReplicas(AbstractReplicas):
         self._on_joined = on_joined
         self._buffers = buffers
         self._session = Session(mailbox, settings, seeds)
-        self._steps = _make_steps(self._session, settings)
+        make_steps = ElasticSteps if settings.form == "elastic" else GradientSteps
+        self._steps: ElasticSteps | GradientSteps = make_steps(self._session, settings)
 
     @property
     def mesh(self) -> Mesh:
@@ -167,7 +168,3 @@ class ServedReplicas(AbstractReplicas):
                     slots.setdefault(name, {})[slot] = entry.parts[0]
         self._session.begin_again(step, slots, int(entries["optimizer/step"].parts[0]))
         self._steps.start()
-
-
-def _make_steps(session: Session, settings: Settings) -> AbstractSteps:
-    return ElasticSteps(session, settings) if settings.form == "elastic" else GradientSteps(session, settings)
