@@ -38,7 +38,7 @@ from weft.records.record_file import read_record
 from weft.records.run_folder import create_run_folder
 from weft.records.strict_json import encode_json
 from weft.runs.job import with_plan, with_settings
-from weft.simulation.simulate import simulate
+from weft.simulation.simulation import simulate
 from weft.specs import parse_plan
 from weft.training.optimizers import SGD, Optimizer
 from weft.training.replicas import Update

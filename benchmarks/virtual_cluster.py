@@ -39,7 +39,7 @@ from weft.records.run_folder import create_run_folder
 from weft.runs.job import with_plan, with_settings
 from weft.simulation.computation import ComputeModel
 from weft.simulation.probing import seconds_per_byte_reduced
-from weft.simulation.simulate import Simulation, simulate
+from weft.simulation.simulation import Simulation, simulate
 from weft.simulation.timing import measure_computation
 from weft.training.build import build_splits, build_task
 from weft.training.loop import take_step

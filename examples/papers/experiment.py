@@ -26,7 +26,7 @@ from weft.records.record import Repetition
 from weft.records.run_folder import create_run_folder
 from weft.records.strict_json import encode_json
 from weft.runs.job import with_plan, with_settings
-from weft.simulation.simulate import simulate
+from weft.simulation.simulation import simulate
 from weft.simulation.stragglers import parse_stragglers
 from weft.specs import parse_plan
 

@@ -45,7 +45,7 @@ class Served(AbstractMethod):
 
     def steps_needed(self, plan: Plan, num_steps: int) -> int:
         """Of elastic ranks, enough to see each visit the centre twice and come back."""
-        return max(num_steps, 2 * int(dict(plan.consistency.parameters).get("steps", 0)) + 1)
+        return max(num_steps, 2 * int(plan.consistency.get("steps", 0)) + 1)
 
     def trace(self, case: Case, replicas: AbstractReplicas) -> dict[str, Tensor]:
         """The parameters and the optimizer's slots when all have ended."""

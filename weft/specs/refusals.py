@@ -36,7 +36,7 @@ def _meets_at_servers(plan: Plan) -> bool:
 
 def _has_own_servers(plan: Plan) -> bool:
     """Whether servers are processes of their own."""
-    return plan.topology.name == "server" and plan.topology["place"] == "own"
+    return plan.topology.get("place", "shared") == "own"
 
 
 def _commits_by_clock(plan: Plan) -> bool:
@@ -44,7 +44,7 @@ def _commits_by_clock(plan: Plan) -> bool:
 
 
 def _commits_on_arrival(plan: Plan) -> bool:
-    return plan.consistency.name == "async" or dict(plan.consistency.parameters).get("commit") == "arrival"
+    return plan.consistency.name == "async" or plan.consistency.get("commit") == "arrival"
 
 
 def _server() -> Choice:

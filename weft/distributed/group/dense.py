@@ -1,5 +1,7 @@
 """Tensors as transports want them: dense, as bytes, and reduced in rank order."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -48,7 +50,7 @@ def reduce_parts(parts: Tensor, op: ReduceOp) -> Tensor:
     return total.to(parts.dtype)
 
 
-def combine_neighbours(own: Tensor, others: Tensor, weights: tuple[float, ...]) -> None:
+def combine_neighbours(own: Tensor, others: Iterable[Tensor], weights: tuple[float, ...]) -> None:
     """In place: `weights[0]` times the own tensor plus `weights[1 + i]` times `others[i]`, in that order."""
     own.mul_(weights[0])
     for other, weight in zip(others, weights[1:], strict=True):

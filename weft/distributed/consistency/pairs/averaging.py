@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import final
 
-import torch
 from torch import Tensor
 
 from weft.distributed.consistency.pairs.events import NOBODY, Mix, Step
@@ -22,6 +21,7 @@ from weft.distributed.consistency.pairs.protocol import RunMailbox, Tag, respond
 from weft.distributed.consistency.pairs.replay import ReplayPlan
 from weft.distributed.consistency.parcel import FlatTensors
 from weft.distributed.group.calls import Graph
+from weft.distributed.group.dense import combine_neighbours
 from weft.errors import PeerLostError
 from weft.planning.gossip_graphs import Split
 
@@ -151,10 +151,8 @@ class NeighbourAveraging(AbstractAveraging):
 
 
 def mix(own: Sequence[Tensor], others: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """The mean, added as `NeighbourAllReduce` adds: one's own first, then the others in their order."""
-    weight = 1 / (1 + len(others))
-    totals = [flat * weight for flat in own]
-    for flats in others:
-        for total, flat in zip(totals, flats, strict=True):
-            torch.add(total, flat, alpha=weight, out=total)
+    """The mean, as `NeighbourAllReduce` of a group computes it."""
+    totals = [flat.clone() for flat in own]
+    for total, *flats in zip(totals, *others, strict=True):
+        combine_neighbours(total, flats, (1 / (1 + len(others)),) * (1 + len(others)))
     return totals

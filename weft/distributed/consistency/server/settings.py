@@ -90,24 +90,24 @@ def may_cut(optimizer: AbstractOptimizer) -> bool:
 
 def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | None = None) -> Settings:
     """The settings of a plan whose consistency is kept by servers."""
-    choice, options = plan.consistency, dict(plan.consistency.parameters)
+    choice = plan.consistency
     is_elastic, is_synchronous = choice.name == "elastic", choice.name == "sync"
-    by_arrival = choice.name == "async" or options.get("commit") == "arrival"
+    by_arrival = choice.name == "async" or choice.get("commit") == "arrival"
     num_shards = int(plan.topology["shards"])
     # A norm has the bits of one rank only where it is of a whole tensor.
     clips_together = is_synchronous and clip_norm is not None and num_shards > 1
     return Settings(
         num_workers=plan.num_ranks,
         num_shards=num_shards,
-        rate=cast(Rate, "full" if is_elastic else options["lr"] if by_arrival else "together"),
+        rate=cast(Rate, "full" if is_elastic else choice["lr"] if by_arrival else "together"),
         may_cut=is_elastic or (may_cut(optimizer) and not clips_together),
         deals_work=by_arrival or is_elastic,
         clip_norm=clip_norm,
-        form="elastic" if is_elastic else cast(Form, options.get("push", "gradient")),
-        parts=int(options.get("parts", 1)),
-        period=int(options["steps"]) if is_elastic else 1,
-        alpha=float(options["beta"]) / plan.num_ranks if is_elastic else 0.0,
-        inner=int(dict(plan.topology.parameters).get("inner", 1)),
+        form="elastic" if is_elastic else cast(Form, choice.get("push", "gradient")),
+        parts=int(choice.get("parts", 1)),
+        period=int(choice["steps"]) if is_elastic else 1,
+        alpha=float(choice["beta"]) / plan.num_ranks if is_elastic else 0.0,
+        inner=int(plan.topology.get("inner", 1)),
         is_synchronous=is_synchronous,
     )
 

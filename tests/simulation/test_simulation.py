@@ -19,7 +19,7 @@ from weft.records.record import RunRecord
 from weft.records.record_file import read_record, write_record
 from weft.records.run_folder import RunFolder, create_run_folder
 from weft.simulation.computation import ComputeModel
-from weft.simulation.simulate import Simulation, simulate
+from weft.simulation.simulation import Simulation, simulate
 from weft.simulation.stragglers import Slow, Straggler
 from weft.training.recipe import Recipe
 from weft.training.run import resume_run
