@@ -44,7 +44,7 @@ def _commits_by_clock(plan: Plan) -> bool:
 
 
 def _commits_on_arrival(plan: Plan) -> bool:
-    return plan.consistency.name == "async" or plan.consistency.get("commit") == "arrival"
+    return plan.consistency.name == "async" or plan.consistency.get("commit", "clock") == "arrival"
 
 
 def _server() -> Choice:

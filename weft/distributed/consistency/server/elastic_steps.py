@@ -37,8 +37,8 @@ class ElasticSteps:
     def __init__(self, session: Session, settings: Settings) -> None:
         self._session = session
         self._settings = settings
-        self._visitor: dict[str, Tensor] = {}  # the weights that are under way
-        self._stint = 0  # the tau shares that are taken now
+        self._sent: dict[str, Tensor] = {}  # the weights with which it is at the shards
+        self._block = 0  # of tau shares, which is taken now
         self._num_taken = 0  # of them
         self._gradients: dict[str, Tensor | None] = {}
         self._weight = 0.0
@@ -47,12 +47,12 @@ class ElasticSteps:
 
     def start(self) -> None:
         empty = self._session.mailbox.empty
-        self._visitor = {n: empty(tuple(p.shape), p.dtype) for n, p in self._session.parameters.items()}
-        self._stint, self._num_taken, self._set_out_at = self._session.step, 0, None
+        self._sent = {n: empty(tuple(p.shape), p.dtype) for n, p in self._session.parameters.items()}
+        self._block, self._num_taken, self._set_out_at = self._session.step, 0, None
 
     @property
     def number(self) -> int:
-        return self._stint * self._settings.period + self._num_taken
+        return self._block * self._settings.period + self._num_taken
 
     @property
     def traffic(self) -> Traffic:
@@ -67,11 +67,11 @@ class ElasticSteps:
 
     def _visit(self) -> None:
         """A copy sets out: the parameters may be moved, to look ahead, while it is under way."""
-        write(self._visitor, self._session.parameters)
+        write(self._sent, self._session.parameters)
         self._set_out_at = self._session.mailbox.clock.now()
         for link in self._session.links:
             link.begin()
-            link.push(PushHeader(self._session.run, self._stint, 0, lr=0.0, weight=1.0), link.cut(self._visitor))
+            link.push(PushHeader(self._session.run, self._block, 0, lr=0.0, weight=1.0), link.cut(self._sent))
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
         own = loss / self._weight if self._weight else 0.0
@@ -82,23 +82,23 @@ class ElasticSteps:
             self._set_out_at = None
         self._num_taken += 1
         if self._num_taken == self._settings.period:
-            self._stint, self._num_taken = self._session.step, 0
+            self._block, self._num_taken = self._session.step, 0
         return own, update.apply(self._gradients)
 
     def _come_back(self, set_out_at: float) -> None:
         clock = self._session.mailbox.clock
         waited = clock.now()
         for link in self._session.links:
-            answer = self._session.take_answer(link, self._stint + 1)
+            answer = self._session.take_answer(link, self._block + 1)
             if answer is not None and answer.header.get("moved"):  # a shard that was restored has not seen x
                 self._pull_together(link)
-        num_bytes = sum(tensor.nbytes for tensor in self._visitor.values())
+        num_bytes = sum(tensor.nbytes for tensor in self._sent.values())
         self._traffic = Traffic(clock.now() - waited, waited - set_out_at, num_bytes)
 
     @torch.no_grad()
     def _pull_together(self, link: ShardLink) -> None:
         """Move this rank's weights, and its copy of the centre as the shard moves the centre."""
         for piece, centre in zip(link.pieces, link.places, strict=True):
-            force = elastic_force(piece.of(self._visitor[piece.name]), centre, self._settings.alpha)
+            force = elastic_force(piece.of(self._sent[piece.name]), centre, self._settings.alpha)
             piece.of(self._session.parameters[piece.name]).sub_(force)
             centre.add_(force)

@@ -194,9 +194,9 @@ class HostRun:
         if forward is not None and shard not in forward.answered:
             on_the_way = {rank for rank, _, _ in forward.parts}
             self._send(forward, shard)
-        held = {r: w for r, w in self._waiting.items() if shard not in w.releases and r not in on_the_way}
-        if held:
-            parts = tuple((rank, waiting.step, 0.0) for rank, waiting in held.items())
+        waiting = {r: w for r, w in self._waiting.items() if shard not in w.releases and r not in on_the_way}
+        if waiting:
+            parts = tuple((rank, one.step, 0.0) for rank, one in waiting.items())
             self._send(Forward(self._num_sent, parts, 0.0, (None,) * sum(self._counts)), shard)
             self._num_sent += 1
 

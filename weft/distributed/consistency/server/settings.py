@@ -92,7 +92,7 @@ def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | Non
     """The settings of a plan whose consistency is kept by servers."""
     choice = plan.consistency
     is_elastic, is_synchronous = choice.name == "elastic", choice.name == "sync"
-    by_arrival = choice.name == "async" or choice.get("commit") == "arrival"
+    by_arrival = choice.name == "async" or choice.get("commit", "clock") == "arrival"
     num_shards = int(plan.topology["shards"])
     # A norm has the bits of one rank only where it is of a whole tensor.
     clips_together = is_synchronous and clip_norm is not None and num_shards > 1
