@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.distributed.consistency.server.served import Course, make_parameters, spec_of, work, work_with_a_pause
-from weft.distributed.consistency.control import Sums
 from weft.distributed.consistency.server import ServedReplicas, Summary, serve, settings_of
 from weft.distributed.consistency.server.cut import cut_evenly
 from weft.distributed.consistency.server.protocol import InitHeader, PushHeader, Tag
@@ -261,14 +260,6 @@ def test_a_push_that_wants_no_weights_and_comes_twice_leaves_the_next_answer_who
         for one in (hand, other):
             one.mailbox.close()
     assert found[0].refused == {"duplicate": 1}
-
-
-def test_a_sum_does_not_wait_for_a_rank_that_had_its_total_from_a_server_that_is_lost() -> None:
-    sums = Sums()
-    sums.add(1, 0, torch.tensor([5.0]))
-    assert list(sums.take_whole({0, 1})) == []
-    sums.add(2, 1, torch.tensor([7.0]))
-    assert list(sums.take_whole({0, 1})) == [(1, {0: torch.tensor([5.0])})]
 
 
 def test_one_worker_after_another_training_begins_anew() -> None:

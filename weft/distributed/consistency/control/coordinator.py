@@ -4,7 +4,7 @@ Every server of a shard has one, and so has the responder of rank 0 where ranks 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import final
 
@@ -76,17 +76,33 @@ class Coordinator:
     """Outlives trainings: a rank that is lost in one is not waited for in the next.
 
     Args:
-        num_ranks: that take part, from 0 up.
+        ranks: that it is for.
     """
 
-    def __init__(self, num_ranks: int) -> None:
-        self.num_ranks = num_ranks
+    def __init__(self, ranks: Collection[int]) -> None:
+        self.ranks = ranks
         self.run = -1
         self.gone: set[int] = set()
         self.refused: Counter[str] = Counter()
         self.sums = Sums()
         self._gathers: set[int] = set()  # the numbers of sums of which all parts are wanted
         self._early: list[Message] = []
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether any is left."""
+        return len(self.gone) < len(self.ranks)
+
+    def admit(self, message: Message, handle: Callable[[Message], None]) -> None:
+        """Handle a message; one that is malformed is refused, and counted."""
+        try:
+            handle(message)
+        except MalformedError:
+            self.refused["malformed"] += 1
+
+    def refusals(self, mailbox: AbstractMailbox) -> dict[str, int]:
+        """What was refused here and by the mailbox, by reason."""
+        return dict(sorted((self.refused + Counter(mailbox.refusals())).items()))
 
     def begin(self, run: int) -> list[Message]:
         """A training begins; what came for it before."""
@@ -116,7 +132,7 @@ class Coordinator:
 
     def _complete_sums(self) -> list[Outgoing]:
         answers = []
-        for number, parts in self.sums.take_whole(set(range(self.num_ranks)) - self.gone):
+        for number, parts in self.sums.take_whole(set(self.ranks) - self.gone):
             given = tuple(parts.values())
             # One after the other in the order of ranks: the same bits whatever came first.
             tensors = given if number in self._gathers else (sum(given[1:], given[0]),)

@@ -16,9 +16,8 @@ from typing import final
 
 from torch import Tensor
 
-from weft.distributed.consistency.pairs.events import NOBODY, Mix, Step
+from weft.distributed.consistency.pairs.events import NOBODY, Mix, ReplayPlan, Step
 from weft.distributed.consistency.pairs.protocol import RunMailbox, Tag, responder_address
-from weft.distributed.consistency.pairs.replay import ReplayPlan
 from weft.distributed.consistency.parcel import FlatTensors
 from weft.distributed.group.calls import Graph
 from weft.distributed.group.dense import combine_neighbours

@@ -41,7 +41,7 @@ class WorkCoordinator:
     """
 
     def __init__(self, size: int, *, deals_work: bool = True) -> None:
-        self._coordinator = Coordinator(size)
+        self._coordinator = Coordinator(range(size))
         self._deals_work = deals_work
         self._first = 0
         self._work = WorkQueue()
@@ -81,7 +81,7 @@ class WorkCoordinator:
         if turn <= self._last_turn.get(rank, -1):
             raise MalformedError("turn")
         self._last_turn[rank] = turn
-        size, run = self._coordinator.num_ranks, self._coordinator.run
+        size, run = len(self._coordinator.ranks), self._coordinator.run
         work = self._work.take() if self._deals_work else self._first + turn * size + rank
         return Outgoing(rank, Tag.WORK, {"run": run, "turn": turn, "work": work, "stop": turn > self._stops_after})
 

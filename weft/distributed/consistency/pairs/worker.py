@@ -17,9 +17,8 @@ from torch import Tensor
 from weft.distributed.consistency.control import Journal
 from weft.distributed.consistency.graphs import make_mixing
 from weft.distributed.consistency.pairs.averaging import AbstractAveraging, NeighbourAveraging, PairAveraging
-from weft.distributed.consistency.pairs.events import Deal, Mean
+from weft.distributed.consistency.pairs.events import Deal, Mean, ReplayPlan, rank_journal
 from weft.distributed.consistency.pairs.protocol import RunMailbox, Tag, responder_address
-from weft.distributed.consistency.pairs.replay import ReplayPlan, rank_journal
 from weft.distributed.consistency.pairs.weights import SharedWeights
 from weft.distributed.consistency.parcel import FlatTensors, write
 from weft.distributed.mailbox import AbstractMailbox

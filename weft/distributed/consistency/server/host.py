@@ -10,7 +10,6 @@ give each of their ranks its next step, and record them; what was joined is reco
 A rank goes on when every shard has let it go, which with a bound may be after others that it was joined with.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from weft.distributed.consistency.control import (
     FLUSH_SECONDS,
+    Coordinator,
     Journal,
     MalformedError,
     find_missing,
@@ -224,17 +224,16 @@ class _Host:
     def __init__(self, mailbox: AbstractMailbox, spec: HostSpec) -> None:
         self._mailbox = mailbox
         self._spec = spec
-        self._gone: set[int] = set()
-        self._refused: Counter[str] = Counter()
+        self._coordinator = Coordinator(spec.ranks)
         self._run: HostRun | None = None
         self._is_restored = spec.begun is not None and spec.begun.exists()
 
     def serve(self) -> Summary:
         self._mailbox.follow_peers()
         if self._is_restored:
-            self._gone = find_missing(self._mailbox, self._spec.ranks)
+            self._coordinator.gone = find_missing(self._mailbox, self._spec.ranks)
         try:
-            while len(self._gone) < len(self._spec.ranks):
+            while self._coordinator.has_ranks:
                 self._take_turn()
         finally:
             summary = self._end_run()
@@ -251,34 +250,33 @@ class _Host:
 
     def _admit(self, message: Message) -> None:
         is_own, is_shard = message.source in self._spec.ranks, message.source in self._spec.settings.shards
+        gone = self._coordinator.gone
         if message.tag in (JOINED, LEFT):
             if is_own:
-                (self._gone.add if message.tag == LEFT else self._gone.discard)(message.source)
+                (gone.add if message.tag == LEFT else gone.discard)(message.source)
             elif is_shard and message.tag == JOINED and self._run is not None:
                 self._run.ask_again(message.source)
         elif is_own or is_shard:
-            try:
-                self._handle(message, is_shard=is_shard)
-            except MalformedError:
-                self._refused["malformed"] += 1
+            self._coordinator.admit(message, self._handle)
         else:
-            self._refused["unknown rank"] += 1
+            self._coordinator.refused["unknown rank"] += 1
 
-    def _handle(self, message: Message, *, is_shard: bool) -> None:
-        number = read_int(message.header, "run")
+    def _handle(self, message: Message) -> None:
+        number, is_shard = read_int(message.header, "run"), message.source in self._spec.settings.shards
+        refused = self._coordinator.refused
         if message.tag == Tag.PUSH and not is_shard and (self._run is None or number > self._run.run):
             self._begin(number, message)
         run, is_new = self._run, True
         if run is None or number != run.run:
-            self._refused["late"] += 1
+            refused["late"] += 1
         elif message.tag == Tag.PUSH and not is_shard:
             is_new = run.take_push(message.source, PushHeader.read(message.header), message.tensors)
         elif message.tag == Tag.WEIGHTS and is_shard:
             is_new = run.take_answer(message)
         else:
-            self._refused["unknown tag"] += 1
+            refused["unknown tag"] += 1
         if not is_new:
-            self._refused["duplicate"] += 1
+            refused["duplicate"] += 1
 
     def _begin(self, number: int, message: Message) -> None:
         """A push may be of a training that is new here."""
@@ -299,8 +297,8 @@ class _Host:
         return Journal(path, about, restored=restored, flush_seconds=FLUSH_SECONDS, clock=clock)
 
     def _end_run(self) -> Summary:
-        refused = dict(sorted((self._refused + Counter(self._mailbox.refusals())).items()))
-        summary = Summary(updates=self._run.num_forwards if self._run else 0, refused=refused)
+        num_forwards = self._run.num_forwards if self._run else 0
+        summary = Summary(updates=num_forwards, refused=self._coordinator.refusals(self._mailbox))
         if self._run is not None:
             self._run.end(summary)
         return summary

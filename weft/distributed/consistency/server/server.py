@@ -1,7 +1,6 @@
 """A server: the loop that receives the messages of a shard, and hands each to the training that it is of."""
 
 import math
-from collections import Counter
 from typing import final
 
 from weft.distributed.consistency.control import (
@@ -34,14 +33,14 @@ class _Server:
     def __init__(self, mailbox: AbstractMailbox, spec: ServerSpec) -> None:
         self._mailbox = mailbox
         self._spec = spec
-        self._coordinator = Coordinator(spec.settings.num_workers)
+        self._coordinator = Coordinator(range(spec.settings.num_workers))
         self._run: ShardRun | None = None
 
     def serve(self) -> Summary:
         self._mailbox.follow_peers()
         self._restore()
         try:
-            while len(self._coordinator.gone) < self._spec.settings.num_workers:
+            while self._coordinator.has_ranks:
                 self._take_turn()
         finally:
             summary = self._end_run()
@@ -62,7 +61,7 @@ class _Server:
         elif message.tag != JOINED and not self._is_from_peer(message):
             self._coordinator.refused["unknown rank"] += 1
         elif message.tag != JOINED:
-            self._admit(message)
+            self._coordinator.admit(message, self._handle)
 
     def _is_from_peer(self, message: Message) -> bool:
         match message.tag:
@@ -71,13 +70,7 @@ class _Server:
             case Tag.NORMS:
                 return message.source in self._spec.settings.shards
             case _:
-                return message.source in range(self._spec.settings.num_workers)
-
-    def _admit(self, message: Message) -> None:
-        try:
-            self._handle(message)
-        except MalformedError:
-            self._coordinator.refused["malformed"] += 1
+                return message.source in self._coordinator.ranks
 
     def _handle(self, message: Message) -> None:
         coordinator, run = self._coordinator, self._run
@@ -96,7 +89,7 @@ class _Server:
     def _lose(self, address: int) -> None:
         if address in self._spec.settings.shards and self._run is not None:
             self._run.lose_shard(address)
-        elif address in range(self._spec.settings.num_workers):
+        elif address in self._coordinator.ranks:
             if self._run is not None:
                 self._run.lose(address)
             self._coordinator.gone.add(address)
@@ -122,7 +115,7 @@ class _Server:
         for rank in sorted(self._coordinator.gone):  # who was lost before is not waited for now
             run.lose(rank)
         for greeting in early:
-            self._admit(greeting)
+            self._coordinator.admit(greeting, self._handle)
 
     def _restore(self) -> None:
         """Go on where a server of the same shard was, if there has been one."""
@@ -135,7 +128,7 @@ class _Server:
         state.restore(found)
         self._coordinator.begin(found.header.run)
         self._run = self._make_run(state, restored_at=found.version)
-        self._coordinator.gone = find_missing(self._mailbox, range(self._spec.settings.num_workers))
+        self._coordinator.gone = find_missing(self._mailbox, self._coordinator.ranks)
 
     def _make_run(self, state: ShardState, restored_at: int | None = None) -> ShardRun:
         spec, seed, updates = self._spec, state.header.seed, state.header.updates
@@ -158,7 +151,7 @@ class _Server:
         )
 
     def _end_run(self) -> Summary:
-        refused = dict(sorted((self._coordinator.refused + Counter(self._mailbox.refusals())).items()))
+        refused = self._coordinator.refusals(self._mailbox)
         if self._run is None:
             return Summary(refused=refused)
         summary = self._run.summary(refused)
