@@ -28,22 +28,12 @@ __all__ = ["AbstractAveraging", "NeighbourAveraging", "PairAveraging"]
 
 
 class AbstractAveraging(ABC):
-    """Knows the mailbox, and in a training the rank's weights."""
+    """Of one rank in one training, which may be the replay of one."""
 
-    def __init__(self, mailbox: RunMailbox) -> None:
+    def __init__(self, mailbox: RunMailbox, weights: FlatTensors, replay: ReplayPlan | None) -> None:
         self.mailbox = mailbox
-        self.seed = 0
-        self.weights: FlatTensors | None = None
-        self.replay: ReplayPlan | None = None
-
-    def begin(self, seed: int, weights: FlatTensors, replay: ReplayPlan | None) -> None:
-        """A training begins; with a plan of a replay, one that was."""
-        self.seed, self.weights, self.replay = seed, weights, replay
-
-    @property
-    def own(self) -> FlatTensors:
-        assert self.weights is not None, "begin() comes first"
-        return self.weights
+        self.weights = weights
+        self.replay = replay
 
     @abstractmethod
     def set_out(self, turn: int) -> int:
@@ -60,11 +50,18 @@ class AbstractAveraging(ABC):
 
 @final
 class PairAveraging(AbstractAveraging):
-    """With one partner, if this is a rank that asks (AD-PSGD)."""
+    """With one partner, if this is a rank that asks (AD-PSGD).
 
-    def __init__(self, mailbox: RunMailbox, split: Split) -> None:
-        super().__init__(mailbox)
+    Args:
+        seed: of the partners that are chosen by chance.
+    """
+
+    def __init__(
+        self, mailbox: RunMailbox, weights: FlatTensors, replay: ReplayPlan | None, *, split: Split, seed: int
+    ) -> None:
+        super().__init__(mailbox, weights, replay)
         self._split = split
+        self._seed = seed
         self._partner = NOBODY
 
     def set_out(self, turn: int) -> int:
@@ -72,7 +69,7 @@ class PairAveraging(AbstractAveraging):
         self._partner = self._choose(turn)
         chosen = () if self._partner == NOBODY else (self._partner,)
         asked = chosen if self.replay is None else self.replay.asks.get(turn, ())
-        size, flats = self.mailbox.size, self.own.flats
+        size, flats = self.mailbox.size, self.weights.flats
         return sum(self.mailbox.send(responder_address(size, partner), Tag.ASK, flats, turn=turn) for partner in asked)
 
     def take(self, turn: int) -> tuple[Sequence[Tensor] | None, Step]:
@@ -99,7 +96,7 @@ class PairAveraging(AbstractAveraging):
             return NOBODY
         alive = self.mailbox.alive()
         partners = [r for r in alive if r in self._split.partners[rank]] or [r for r in alive if not asks[r]]
-        return random.Random(f"pair {self.seed} {rank} {turn} {len(partners)}").choice(partners or [NOBODY])
+        return random.Random(f"pair {self._seed} {rank} {turn} {len(partners)}").choice(partners or [NOBODY])
 
 
 @final
@@ -110,18 +107,14 @@ class NeighbourAveraging(AbstractAveraging):
     column need not.
     """
 
-    def __init__(self, mailbox: RunMailbox, graph: Graph) -> None:
-        super().__init__(mailbox)
+    def __init__(self, mailbox: RunMailbox, weights: FlatTensors, replay: ReplayPlan | None, *, graph: Graph) -> None:
+        super().__init__(mailbox, weights, replay)
         self._hears = graph[mailbox.rank]
         self._is_heard_by = [rank for rank, heard in enumerate(graph) if mailbox.rank in heard]
         self._silent: set[int] = set()  # those that have left, and live
 
-    def begin(self, seed: int, weights: FlatTensors, replay: ReplayPlan | None) -> None:
-        super().begin(seed, weights, replay)
-        self._silent = set()
-
     def set_out(self, turn: int) -> int:
-        return self._send_to_all(self.own.flats, turn)
+        return self._send_to_all(self.weights.flats, turn)
 
     def take(self, turn: int) -> tuple[Sequence[Tensor], Mix]:
         found: dict[int, Sequence[Tensor]] = {}
@@ -137,7 +130,7 @@ class NeighbourAveraging(AbstractAveraging):
                 found[rank] = tensors
             else:
                 self._silent.add(rank)
-        return mix(self.own.flats, list(found.values())), Mix(turn, tuple(found))
+        return mix(self.weights.flats, list(found.values())), Mix(turn, tuple(found))
 
     def leave(self, turn: int) -> None:
         """Weights that are none tell the neighbours, who may wait for this rank already, to do without."""

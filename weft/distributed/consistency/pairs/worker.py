@@ -55,10 +55,12 @@ class GossipSettings:
     replay: Mapping[int, Sequence[ReplayPlan]] | None = None
     patience: float = 3600.0
 
-    def make_averaging(self, mailbox: RunMailbox) -> AbstractAveraging:
+    def make_averaging(
+        self, mailbox: RunMailbox, weights: FlatTensors, replay: ReplayPlan | None, seed: int
+    ) -> AbstractAveraging:
         if self.in_pairs:
-            return PairAveraging(mailbox, make_split(self.graph, self.size))
-        return NeighbourAveraging(mailbox, make_mixing(self.graph, self.size).graph)
+            return PairAveraging(mailbox, weights, replay, split=make_split(self.graph, self.size), seed=seed)
+        return NeighbourAveraging(mailbox, weights, replay, graph=make_mixing(self.graph, self.size).graph)
 
 
 @final
@@ -66,15 +68,12 @@ class WorkFeed:
     """This rank's work: asked of the responder of rank 0 a turn ahead; in a replay what was dealt then, up to where the
     rank died. Piece i is share i mod N of batch i div N."""
 
-    def __init__(self, mailbox: RunMailbox, shared: SharedWeights) -> None:
+    def __init__(self, mailbox: RunMailbox, shared: SharedWeights, replay: ReplayPlan | None) -> None:
         self._mailbox = mailbox
         self._shared = shared
-        self._replayed: Iterator[Deal] | None = None
+        self._replayed = None if replay is None else iter(replay.deals)
         self.piece = 0
         self.is_stopped = False
-
-    def begin(self, replay: ReplayPlan | None) -> None:
-        self._replayed = None if replay is None else iter(replay.deals)
         self.ask(0)
         self.take(0)
 
@@ -91,6 +90,18 @@ class WorkFeed:
             deal = Deal(int(header["work"]), bool(header["stop"]))
         self._shared.note(deal)
         self.piece, self.is_stopped = deal.work, deal.stop
+
+
+@dataclass
+class GossipRun:
+    """One training of a rank."""
+
+    weights: FlatTensors
+    averaging: AbstractAveraging
+    work: WorkFeed
+    replay: ReplayPlan | None
+    turn: int = 0
+    num_looks: int = 0  # evaluations
 
 
 @final
@@ -115,21 +126,17 @@ class GossipReplicas(AbstractReplicas):
         on_joined: Callable[[], None] = lambda: None,
     ) -> None:
         self._mailbox = RunMailbox(mailbox, settings.size, settings.patience)
-        self._averaging = settings.make_averaging(self._mailbox)
-        self._work = WorkFeed(self._mailbox, shared)
         self._shared = shared
         self._settings = settings
         self._seeds = iter(seeds)
         self._on_joined = on_joined
         self._seed = 0
-        self._replay: ReplayPlan | None = None
         self._parameters: dict[str, Tensor] = {}
-        self._weights: FlatTensors | None = None
+        self._current: GossipRun | None = None
         self._gradients: dict[str, Tensor | None] = {}
         self._weight = 0.0
-        self._turn = 0
         self._has_ended = False
-        self._num_sums = self._num_looks = 0
+        self._num_sums = 0
         self._began = 0.0
         self._num_bytes = 0
         self._traffic = Traffic()
@@ -162,8 +169,7 @@ class GossipReplicas(AbstractReplicas):
     def _start(self, tensors: Sequence[Tensor], first: int) -> None:
         """Rank 0's tensors on every rank, and work for each."""
         self._mailbox.run += 1
-        self._turn = self._num_sums = self._num_looks = 0
-        self._has_ended = False
+        self._num_sums, self._has_ended = 0, False
         if self._rank == 0:
             self._mailbox.note(0, Tag.BEGIN, first=first)
             for other in self._mailbox.alive():
@@ -173,14 +179,12 @@ class GossipReplicas(AbstractReplicas):
         else:
             for tensor, given in zip(tensors, self._mailbox.receive(Tag.START, 0).tensors, strict=True):
                 tensor.copy_(given)
-        self._weights = FlatTensors(self._parameters, self._mailbox.mailbox.empty)
-        replay = self._settings.replay
-        self._replay = replay[self._seed][self._rank] if replay is not None else None
-        events = self._replay.events if self._replay is not None else ()
-        self._shared.begin(self._mailbox.run, self._weights, self._open_journal(first), events)
-        self._averaging.begin(self._seed, self._weights, self._replay)
+        weights, plans = FlatTensors(self._parameters, self._mailbox.mailbox.empty), self._settings.replay
+        replay = plans[self._seed][self._rank] if plans is not None else None
+        self._shared.begin(self._mailbox.run, weights, self._open_journal(first), replay.events if replay else ())
+        averaging = self._settings.make_averaging(self._mailbox, weights, replay, self._seed)
         self._mailbox.note(self._rank, Tag.FREE)
-        self._work.begin(self._replay)
+        self._current = GossipRun(weights, averaging, WorkFeed(self._mailbox, self._shared, replay), replay)
 
     def _open_journal(self, first: int) -> Journal:
         run = self._settings.run
@@ -190,38 +194,38 @@ class GossipReplicas(AbstractReplicas):
     # A turn.
 
     def next_step(self, step: int) -> int:
-        return self._work.piece // self._size
+        return self._run.work.piece // self._size
 
     def share(self, indices: Tensor) -> Tensor:
-        return share(indices, self._work.piece % self._size, self._size)
+        return share(indices, self._run.work.piece % self._size, self._size)
 
     def begin(self, weight: float) -> GradientSink:
         self._gradients, self._weight = {}, weight
         self._began = self._now
-        self._num_bytes = self._averaging.set_out(self._turn)
-        self._work.ask(self._turn + 1)
+        self._num_bytes = self._run.averaging.set_out(self._run.turn)
+        self._run.work.ask(self._run.turn + 1)
         return self._gradients.__setitem__
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
-        own, state = loss / self._weight if self._weight else 0.0, update.state
+        run, own, state = self._run, loss / self._weight if self._weight else 0.0, update.state
         if not math.isfinite(own):
             return own, state
-        if self._replay is not None and not self._replay.has_completed(self._turn):  # here it died
-            self._work.is_stopped = True
+        if run.replay is not None and not run.replay.has_completed(run.turn):  # here it died
+            run.work.is_stopped = True
             return own, state
         waited = self._now
-        weights, step = self._averaging.take(self._turn)
+        weights, step = run.averaging.take(run.turn)
         self._mailbox.settle()
         while not self._shared.begin_step(step):
             self._mailbox.receive_answer(Tag.GO, self._rank)
         arrived = self._now
-        write(self._parameters, self._own.tensors if weights is None else self._own.views_of(weights))
+        write(self._parameters, run.weights.tensors if weights is None else run.weights.views_of(weights))
         state = update.apply(self._gradients)
         if self._shared.end_step(self._parameters, step):
             self._mailbox.note(self._rank, Tag.FREE)
         updated = self._now
-        self._turn += 1
-        self._work.take(self._turn)
+        run.turn += 1
+        run.work.take(run.turn)
         hidden = waited - self._began if self._num_bytes else 0.0
         num_bytes = self._num_bytes + self._shared.take_answered_bytes()
         self._traffic = Traffic(arrived - waited + self._now - updated, hidden, num_bytes)
@@ -238,14 +242,14 @@ class GossipReplicas(AbstractReplicas):
 
     def agree_to_stop(self, wish: bool) -> bool:
         """The answer comes with the work."""
-        if wish and not self._work.is_stopped:
+        if wish and not self._run.work.is_stopped:
             self._mailbox.note(0, Tag.STOP)
-        return self._work.is_stopped
+        return self._run.work.is_stopped
 
     def dismiss(self) -> None:
         """All are to stop, and this rank does at once: it does not take the turn that was dealt to it."""
         self._mailbox.note(0, Tag.STOP)
-        self._averaging.leave(self._turn)
+        self._run.averaging.leave(self._run.turn)
 
     def sum(self, tensor: Tensor) -> Tensor:
         self._has_ended = True
@@ -281,13 +285,14 @@ class GossipReplicas(AbstractReplicas):
         values = {"consensus_distance": math.sqrt(float(torch.stack(squares).sum()) / len(copies))}
         if self._has_ended:
             values["lost_ranks"] = float(self._size - len(copies))
-        with use_point(model.parameters, {**model.parameters, **self._own.views_of(mean)}):
+        with use_point(model.parameters, {**model.parameters, **self._run.weights.views_of(mean)}):
             yield Consensus(SoloReplicas(), values)
 
     def _look(self) -> dict[int, Sequence[Tensor]]:
         """Copies of the weights of all that are left, in the order of ranks."""
-        number, self._num_looks = self._num_looks, self._num_looks + 1
-        wanted = self._replay.means.get(number, ()) if self._replay is not None else self._mailbox.alive()
+        run, number = self._run, self._run.num_looks
+        run.num_looks += 1
+        wanted = run.replay.means.get(number, ()) if run.replay is not None else self._mailbox.alive()
         for rank in wanted:
             self._mailbox.note(rank, Tag.LOOK, number=number)
         copies: dict[int, Sequence[Tensor]] = {}
@@ -309,9 +314,9 @@ class GossipReplicas(AbstractReplicas):
         return self._settings.size
 
     @property
-    def _own(self) -> FlatTensors:
-        assert self._weights is not None, "join() comes first"
-        return self._weights
+    def _run(self) -> GossipRun:
+        assert self._current is not None, "join() comes first"
+        return self._current
 
     @property
     def _now(self) -> float:
