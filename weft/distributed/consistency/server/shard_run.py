@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 from torch import Tensor
 
 from weft.distributed.consistency.control import Coordinator, Journal, MalformedError, Outgoing, read_int
+from weft.distributed.consistency.server.answers import Answers, RankRecord
 from weft.distributed.consistency.server.clipping import NormExchange
 from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Push, Release, Summary
 from weft.distributed.consistency.server.policy import AbstractPolicy
@@ -16,26 +17,10 @@ from weft.distributed.consistency.server.shard import Contribution
 from weft.distributed.consistency.server.shard_state import ServerSpec, ShardState
 from weft.distributed.mailbox import AbstractMailbox, Message
 
-__all__ = ["RankRecord", "ShardRun"]
+__all__ = ["ShardRun"]
 
 MOST_AGES = 4000
 """Different stalenesses that are told to a worker."""
-
-
-@dataclass
-class RankRecord:
-    """What a shard knows of one rank in one training."""
-
-    release: Release | None = None  # with which it was last let go; None while it waits
-    last_step: int = -1  # of which it pushed a gradient
-    is_known: bool = False  # this server has let it go before
-    has_ended: bool = False  # it takes no more steps
-    part: tuple[int, tuple[Tensor, ...]] | None = None  # step and tensors that came ahead of their push
-    # How it is answered:
-    host: int | None = None  # through this host server
-    is_greeting: bool = False  # by a welcome
-    wants_weights: bool = True
-    centre: tuple[Tensor, ...] | None = None  # with the centre as its weights found it
 
 
 @final
@@ -67,10 +52,8 @@ class ShardRun:
         self.policy = policy
         self._ranks = {rank: RankRecord() for rank in range(spec.settings.num_workers)}
         self.pending: dict[Push, Contribution] = {}  # by the first push of those that a host server joined
-        self._forwards: dict[int, tuple[int, int]] = {}  # by host server, its incarnation and the last number
-        self._owed: dict[int, list[Release]] = {}  # by host server, what it is to be told
+        self._answers = Answers(state)
         self._decided: deque[Decision] = deque()
-        self._loss: float | None = None  # of the last update
         self._norms: NormExchange | None = None
         if state.header.positions:
             peers = [address for address in spec.settings.shards if address != mailbox.address]
@@ -165,13 +148,12 @@ class ShardRun:
         settings = self._spec.settings
         if any(rank >= settings.num_workers or settings.host_of(rank) != host for rank, _ in header.pushes):
             raise MalformedError("parts")
-        if (message.incarnation, header.number) <= self._forwards.get(host, (-1, -1)):
+        if not self._answers.expects(host, message.incarnation, header.number):
             self._coordinator.refused["duplicate"] += 1
             return
-        self._forwards[host] = message.incarnation, header.number
         if not all(self._ranks[rank].is_known for rank, _ in header.pushes):  # let go by a server that is lost
             self._count_lost(header.version)
-            self._owed.setdefault(host, [])  # also if all of them have died meanwhile
+            self._answers.owe(host)  # also if all of them have died meanwhile
             self._arrive_again([push for push in header.pushes if push[0] not in self._coordinator.gone], host)
             return
         if not self._expects(header.pushes):
@@ -243,18 +225,19 @@ class ShardRun:
                     decision = replace(decision, version=self._state.shard.version)
                     record = self._ranks[rank]
                     record.release, record.is_known = decision, True
-                    self._answer(decision)
+                    self._answers.answer(record, decision)
                 case Join(rank):
                     self._ranks[rank].last_step = -1
                 case _:
                     pass
             self._decided.popleft()
             self._journal.note(decision)
-        self._answer_hosts()
+        self._answers.answer_hosts()
 
     def _commit(self, pushes: Sequence[Push]) -> bool:
         """One update; False while norms of other shards are missing."""
         contributions = [self.pending[push] for push in pushes if push in self.pending]
+        assert sum(1 + len(one.others) for one in contributions) == len(pushes), "every push is in hand"
         factor = None
         if self._norms is not None:
             if not self._norms.has_started(self._state.shard.version):
@@ -262,45 +245,16 @@ class ShardRun:
             factor = self._norms.take_factor()
             if factor is None:
                 return False
-        self._answer_hosts()  # before the weights change
+        self._answers.answer_hosts()  # before the weights change
         for contribution in contributions:
             del self.pending[contribution.rank, contribution.step]
             if contribution.host is not None:
-                self._owed.setdefault(contribution.host, [])
+                self._answers.owe(contribution.host)
         if self._spec.settings.form == "elastic":
             for rank, _ in pushes:
                 self._ranks[rank].centre = self._state.shard.weights
-        self._loss = self._state.commit(contributions, factor)
+        self._answers.loss = self._state.commit(contributions, factor)
         return True
-
-    # Answers.
-
-    def _answer(self, release: Release) -> None:
-        record, weights = self._ranks[release.rank], self._state.shard.weights
-        more: tuple[Tensor, ...] = ()
-        if record.host is not None:
-            self._owed.setdefault(record.host, []).append(release)
-            record.host = None
-            return
-        header: dict[str, Any] = {"step": release.step, "stop": release.stop}
-        if self._loss is not None:
-            header["loss"] = self._loss.hex()
-        tag = Tag.WEIGHTS
-        if record.is_greeting:
-            record.is_greeting, tag, more = False, Tag.WELCOME, self._state.buffers
-        elif record.centre is not None:
-            weights, record.centre, header["moved"] = record.centre, None, True
-        elif not record.wants_weights:
-            weights, record.wants_weights = (), True
-        self._state.send_weights(release.rank, tag, header, weights, more)
-
-    def _answer_hosts(self) -> None:
-        """Each for all ranks that were let go at once."""
-        owed, self._owed = self._owed, {}
-        for host, releases in owed.items():
-            told = [[release.rank, release.step, release.stop] for release in releases]
-            header = {"releases": told, "number": self._forwards[host][1]}
-            self._state.send_weights(host, Tag.WEIGHTS, header, self._state.shard.weights)
 
     def _send(self, messages: Sequence[Outgoing]) -> None:
         for message in messages:
