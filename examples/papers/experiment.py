@@ -20,7 +20,7 @@ from examples.papers.arrivals import ARRIVALS, median_step
 from examples.papers.chart import Panel, Point, Series, draw
 from weft.atomic import write_json, write_text
 from weft.cli.job import with_plan, with_settings
-from weft.distributed.group.virtual import TEN_GIGABIT
+from weft.distributed.virtual import TEN_GIGABIT
 from weft.engines.simulation import simulate
 from weft.engines.stragglers import parse_stragglers
 from weft.metrics.record import Repetition

@@ -14,9 +14,9 @@ from torch import Tensor
 from tests.distributed.placement.cases import RankOrderGroup
 from weft.distributed.collectives import AlgorithmChoice
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement import DataParallel
 from weft.distributed.proof import Proof, Trace, compare_traces, trace_ranks, trace_reference
+from weft.distributed.virtual import run_virtual
 from weft.graph import GradientSink, State
 from weft.recipes import digits_cnn, digits_mlp, pydoc_gpt, pydoc_lstm
 from weft.specs import parse_plan

@@ -12,8 +12,8 @@ from tests.distributed.consistency.cases import small_mlp
 from tests.distributed.test_proof import splits_of
 from weft.distributed.consistency.parcel import Parcel
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement import carry_out
+from weft.distributed.virtual import run_virtual
 from weft.engines import convergence as module
 from weft.engines.convergence import check_convergence, check_target, count_samples
 from weft.engines.program import Program

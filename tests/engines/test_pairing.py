@@ -8,8 +8,8 @@ import pytest
 
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement import carry_out
+from weft.distributed.virtual import run_virtual
 from weft.engines.place import Place
 from weft.engines.serving import Service, tolerance_of, use_replicas
 from weft.engines.simulation import Simulation, simulate

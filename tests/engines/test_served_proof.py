@@ -15,9 +15,9 @@ from tests.distributed.test_proof import small_mlp, splits_of, with_settings
 from weft.distributed.consistency.server import Commit, Decision, Drop, Release, Rounds, Shard, read_decisions
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Delay
-from weft.distributed.group.virtual import TEN_GIGABIT, die, run_virtual
 from weft.distributed.mailbox import FaultyMailbox, MailFault, VirtualMailbox
 from weft.distributed.proof import Proof
+from weft.distributed.virtual import TEN_GIGABIT, die, run_virtual
 from weft.engines.served_proof import audit, hold_to_equations, judge, trace_training
 from weft.engines.serving import Service
 from weft.engines.simulation import with_host_servers

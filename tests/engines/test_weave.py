@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from tests.engines.woven import Script, run_in_turn
 from tests.processes.ranks import run_processes
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement import all_reduce
 from weft.distributed.placement.buckets import plan_buckets
+from weft.distributed.virtual import run_virtual
 from weft.engines import weave as module
 from weft.engines.place import Place
 from weft.engines.weave import GradientHooks, SharedLoader, weave

@@ -52,7 +52,7 @@ def simulate(
     from weft.cli.job import choose_recipe, new_job
     from weft.cli.progress import use_progress
     from weft.cli.replay import compare_replay, replayed_job
-    from weft.distributed.group.virtual import TEN_GIGABIT
+    from weft.distributed.virtual import TEN_GIGABIT
     from weft.engines.simulation import simulate as run_simulation
     from weft.engines.stragglers import check_ranks, parse_failures, parse_stragglers
     from weft.planning.cluster import read_cluster

@@ -11,11 +11,11 @@ import torch.distributed as distributed
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.hierarchical import HierarchicalGroup
+from weft.distributed.group.liveness import Store
 from weft.distributed.group.mpi import MpiGroup, import_mpi, open_store
 from weft.distributed.group.shared_memory import AbstractRendezvous, Invitation, SharedMemoryGroup
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.group.torch_group import TorchGroup
-from weft.distributed.group.watch import Store
 from weft.engines.place import Place
 from weft.errors import UsageError, nearest
 

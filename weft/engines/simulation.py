@@ -14,9 +14,9 @@ from weft.distributed.collectives import AlgorithmChoice, AlgorithmName
 from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.faulty import Fault, Kill
 from weft.distributed.group.group import AbstractGroup
-from weft.distributed.group.virtual import TEN_GIGABIT, Span, die, run_virtual
 from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, VirtualMailbox
 from weft.distributed.placement import carry_out
+from weft.distributed.virtual import TEN_GIGABIT, TraceEvent, die, run_virtual
 from weft.engines.computation import ChargingOptimizer, ComputeModel, charge_task, spread_evenly
 from weft.engines.one_core import use_one_core
 from weft.engines.pace import Pace
@@ -62,7 +62,7 @@ class Simulation:
     num_events: int
     real_seconds: float
     idle_shares: tuple[float, ...]  # of each rank's time in training, a mean over the seeds; nan of one that died
-    trace: tuple[Span, ...] = ()
+    trace: tuple[TraceEvent, ...] = ()
 
     @property
     def events_per_second(self) -> float:

@@ -140,7 +140,7 @@ def test_flat_schedules(size: int) -> None:
 def test_other_collectives_cost_what_the_formula_says(size: int) -> None:
     makers: dict[str, tuple[Callable[[int], Schedule], int]] = {
         "all_gather": (lambda rank: flat.all_gather(rank, size), size),
-        "all_to_all": (lambda rank: flat.exchange(rank, size), size),
+        "all_to_all": (lambda rank: flat.all_to_all(rank, size), size),
         "barrier": (lambda rank: flat.barrier(rank, size), 2),
         "broadcast": (lambda rank: rooted.broadcast(rank, size, 0), 1),
         "gather": (lambda rank: rooted.gather(rank, size, size - 1), size),

@@ -10,8 +10,8 @@ from tests.distributed.consistency.test_limits import gradients_at
 from weft.distributed.collectives import AlgorithmChoice, MessageGroup
 from weft.distributed.consistency import GRAPHS, make_mixing
 from weft.distributed.group import AbstractGroup, RecordingGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement import carry_out
+from weft.distributed.virtual import run_virtual
 from weft.errors import UsageError
 from weft.graph import State
 from weft.planning.consistency_cost import consistency_cost, num_neighbours

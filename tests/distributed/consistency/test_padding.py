@@ -16,9 +16,9 @@ from weft.distributed.consistency.server import ServedReplicas, serve, settings_
 from weft.distributed.consistency.server.gradient_proof import follow_recipe
 from weft.distributed.consistency.server.journal import read_decisions
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox
 from weft.distributed.proof import Trace, copy_of, relative_error, trace_ranks, trace_reference
+from weft.distributed.virtual import run_virtual
 from weft.recipes import pydoc_lstm
 from weft.specs import IGNORED, parse_plan
 from weft.training.build import build_splits, build_task

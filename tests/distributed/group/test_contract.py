@@ -29,7 +29,7 @@ from weft.distributed.group import (
     Send,
     SoloGroup,
 )
-from weft.distributed.group.virtual import die, run_virtual
+from weft.distributed.virtual import die, run_virtual
 from weft.errors import TrainingError
 
 SIZES = range(1, 9)

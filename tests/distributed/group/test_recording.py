@@ -18,7 +18,7 @@ from weft.distributed.group import (
     SoloGroup,
     message_bytes,
 )
-from weft.distributed.group.virtual import run_virtual
+from weft.distributed.virtual import run_virtual
 from weft.errors import UsageError
 
 

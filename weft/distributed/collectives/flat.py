@@ -5,10 +5,10 @@ from functools import lru_cache
 from weft.distributed.collectives import phases
 from weft.distributed.collectives.all_reduce import CACHED
 from weft.distributed.collectives.schedule import Action, Move, Schedule, all_parts
-from weft.distributed.group.calls import Graph
+from weft.distributed.group.calls import NeighbourGraph
 from weft.planning.collective_cost import log2_ceil
 
-__all__ = ["all_gather", "barrier", "exchange", "neighbours"]
+__all__ = ["all_gather", "all_to_all", "barrier", "neighbours"]
 
 
 @lru_cache(CACHED)
@@ -18,7 +18,7 @@ def all_gather(rank: int, size: int) -> Schedule:
 
 
 @lru_cache(CACHED)
-def exchange(rank: int, size: int) -> Schedule:
+def all_to_all(rank: int, size: int) -> Schedule:
     """Pairwise: sends part j of the input to rank j, receives part i of the output from rank i."""
     return phases.pairwise_exchange(range(size), rank, all_parts(size))
 
@@ -39,7 +39,7 @@ def barrier(rank: int, size: int) -> Schedule:
 
 
 @lru_cache(CACHED)
-def neighbours(rank: int, graph: Graph) -> Schedule:
+def neighbours(rank: int, graph: NeighbourGraph) -> Schedule:
     """One round: part 0 to all ranks that list this one, part i of the output from the i-th rank that it lists."""
     sends = (Move(Action.SEND, peer, (0, 1)) for peer, sources in enumerate(graph) if rank in sources)
     recvs = (Move(Action.RECV, source, (i, i + 1)) for i, source in enumerate(graph[rank]))

@@ -1,6 +1,7 @@
 """Ranks that exchange tensors: one interface, many transports.
 
-The kinds with a transport are packages of their own beside this one, imported where they are used.
+The kinds with a transport are imported where they are used; the virtual group, whose collectives are algorithms of our
+own, is in `weft.distributed.virtual`.
 """
 
 from weft.distributed.group.calls import (
@@ -11,9 +12,8 @@ from weft.distributed.group.calls import (
     Broadcast,
     Call,
     Gather,
-    Graph,
-    NeighbourAllGather,
     NeighbourAllReduce,
+    NeighbourGraph,
     Recv,
     Reduce,
     ReduceOp,
@@ -53,11 +53,10 @@ __all__ = [
     "Fault",
     "FaultyGroup",
     "Gather",
-    "Graph",
     "GroupTraffic",
     "Kill",
-    "NeighbourAllGather",
     "NeighbourAllReduce",
+    "NeighbourGraph",
     "RealClock",
     "RecordingGroup",
     "Recv",

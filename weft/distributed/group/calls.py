@@ -1,4 +1,4 @@
-"""What ranks can ask of a group, as data: one frozen call per collective.
+"""The calls of a group, as data: one frozen dataclass per collective.
 
 A call names its tensors and nothing is returned: results are written in place. Because a call is data, a wrapper that
 counts, delays or drops needs to know one method (`start`), and a schedule of calls can be drawn and checked.
@@ -19,9 +19,8 @@ __all__ = [
     "Broadcast",
     "Call",
     "Gather",
-    "Graph",
-    "NeighbourAllGather",
     "NeighbourAllReduce",
+    "NeighbourGraph",
     "Recv",
     "Reduce",
     "ReduceOp",
@@ -32,7 +31,7 @@ __all__ = [
 
 ReduceOp = Literal["sum", "mean", "min", "max", "product"]
 
-Graph = tuple[tuple[int, ...], ...]
+NeighbourGraph = tuple[tuple[int, ...], ...]
 """`graph[r]` lists the ranks that rank r receives from, in order; a rank sends to all that list it."""
 
 
@@ -119,20 +118,11 @@ class Scatter:
 
 
 @dataclass(frozen=True, slots=True)
-class NeighbourAllGather:
-    """`output[i]` is the tensor of the i-th rank that `graph` lists for this one."""
-
-    output: Tensor
-    tensor: Tensor
-    graph: Graph
-
-
-@dataclass(frozen=True, slots=True)
 class NeighbourAllReduce:
     """In place: `weights[rank][0]` times the own tensor plus `weights[rank][1 + i]` times the i-th neighbour's."""
 
     tensor: Tensor
-    graph: Graph
+    graph: NeighbourGraph
     weights: tuple[tuple[float, ...], ...]
 
 
@@ -152,7 +142,6 @@ Call = (
     | Reduce
     | Gather
     | Scatter
-    | NeighbourAllGather
     | NeighbourAllReduce
     | Barrier
 )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from weft.distributed.group import calls
-from weft.distributed.group.calls import Call, Graph, ReduceOp
+from weft.distributed.group.calls import Call, NeighbourGraph, ReduceOp
 from weft.distributed.group.clock import AbstractClock
 
 __all__ = ["AbstractGroup", "AbstractWork", "DoneWork"]
@@ -37,7 +37,7 @@ class DoneWork(AbstractWork):
 
 
 class AbstractGroup(ABC):
-    """What every kind of group offers. `start` is the asynchronous form of a call; `run` and the named methods wait.
+    """Ranks that exchange tensors. `start` is the asynchronous form of a call; `run` and the named methods wait.
 
     Rules, held by one contract suite over all kinds:
     - All ranks start the same collectives in the same order. Messages between two ranks with one tag keep their order.
@@ -123,11 +123,9 @@ class AbstractGroup(ABC):
         self.run(calls.Scatter(output, tensor, root))
 
     @final
-    def neighbour_all_gather(self, output: Tensor, tensor: Tensor, graph: Graph) -> None:
-        self.run(calls.NeighbourAllGather(output, tensor, graph))
-
-    @final
-    def neighbour_all_reduce(self, tensor: Tensor, graph: Graph, weights: tuple[tuple[float, ...], ...]) -> None:
+    def neighbour_all_reduce(
+        self, tensor: Tensor, graph: NeighbourGraph, weights: tuple[tuple[float, ...], ...]
+    ) -> None:
         self.run(calls.NeighbourAllReduce(tensor, graph, weights))
 
     @final

@@ -70,7 +70,7 @@ class HierarchicalGroup(AbstractGroup):
         match call:
             case calls.Send() | calls.Recv() if call.peer // self._num_columns == self._row:
                 return _RowMessage(self, type(call)(call.tensor, call.peer % self._num_columns, call.tag))
-            case calls.Send() | calls.Recv() | calls.NeighbourAllGather() | calls.NeighbourAllReduce():
+            case calls.Send() | calls.Recv() | calls.NeighbourAllReduce():
                 return self._whole.start(call)
             case _:
                 work = _StagedWork(self, self._plan(call))

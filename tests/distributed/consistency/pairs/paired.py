@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.distributed.consistency.server.served import LR, make_parameters, momentum, pull
 from weft.distributed.consistency.pairs import Event, GossipReplicas, read_journals
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import die, run_virtual
 from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, MailFault, RecordingMailbox, VirtualMailbox
+from weft.distributed.virtual import die, run_virtual
 from weft.engines.pairing import Pairing
 from weft.graph import State
 from weft.specs import parse_plan

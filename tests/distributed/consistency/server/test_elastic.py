@@ -23,8 +23,8 @@ from weft.distributed.consistency.server import (
 )
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox
+from weft.distributed.virtual import run_virtual
 from weft.graph import State
 from weft.planning.server_cost import server_cost
 from weft.specs import parse_plan

@@ -152,13 +152,10 @@ def test_neighbours(run_ranks: Run, length: int, compiled: bool) -> None:
 
     def program(group: SharedMemoryGroup) -> bool:
         row = graph[group.rank]
-        gathered = torch.empty(len(row), length)
-        group.neighbour_all_gather(gathered, torch.full((length,), float(group.rank)), graph)
         mixed = torch.full((length,), float(group.rank))
         group.neighbour_all_reduce(mixed, graph, weights)
         mix = sum(w * r for w, r in zip(weights[group.rank], (group.rank, *row), strict=True))
-        wanted = torch.tensor([float(r) for r in row]).view(-1, 1).expand(len(row), length)
-        return torch.equal(gathered, wanted) and torch.equal(mixed, torch.full((length,), mix))
+        return torch.equal(mixed, torch.full((length,), mix))
 
     assert run_ranks(program, 4, compiled=compiled) == [True] * 4
 

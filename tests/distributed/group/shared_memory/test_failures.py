@@ -16,8 +16,8 @@ import torch
 from weft.distributed.group.calls import AllReduce, Broadcast, Recv
 from weft.distributed.group.shared_memory import SharedMemoryGroup
 from weft.distributed.group.shared_memory.engine import Outcome, Reason
-from weft.distributed.group.shared_memory.fallback import PythonEngine
-from weft.distributed.group.shared_memory.request import Place, lower
+from weft.distributed.group.shared_memory.python_engine import PythonEngine
+from weft.distributed.group.shared_memory.request import make_request
 from weft.errors import PeerLostError, UsageError
 
 Run = Callable[..., list[Any]]
@@ -234,7 +234,7 @@ def test_an_engine_that_is_closed_ends_what_comes(tmp_path: Path, compiled: bool
     assert group._session is not None
     engine = group._session.engine
     group.close()
-    request, closed = lower(Recv(torch.empty(1), peer=0), Place(0, 1)), Outcome(Reason.CLOSED, 0)
+    request, closed = make_request(Recv(torch.empty(1), peer=0), 0, 1), Outcome(Reason.CLOSED, 0)
     handle = engine.start(request)
     assert engine.is_done(handle) and engine.wait(handle) == engine.run(request) == closed
     engine.forget(handle)

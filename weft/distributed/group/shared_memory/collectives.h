@@ -17,7 +17,7 @@ namespace weft {
 
 enum class Kind : int32_t {
     send, recv, all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, reduce, gather, scatter,
-    neighbour_all_gather, neighbour_all_reduce, barrier
+    neighbour_all_reduce, barrier
 };
 enum class Reason : int32_t { none, died, silent, left, mismatch, closed };
 
@@ -145,7 +145,7 @@ class Collectives {
         if (call.kind == Kind::broadcast || call.kind == Kind::scatter)
             return rank_ == call.root || has_posted(call.root, enough) ? kAwake : call.root;
         if ((call.kind == Kind::reduce || call.kind == Kind::gather) && rank_ != call.root) return kAwake;
-        if (call.kind == Kind::neighbour_all_gather || call.kind == Kind::neighbour_all_reduce) {
+        if (call.kind == Kind::neighbour_all_reduce) {
             for (int32_t peer : call.neighbours)
                 if (peer != rank_ && !has_posted(peer, enough)) return peer;
             return kAwake;
@@ -199,7 +199,6 @@ class Collectives {
         switch (call.kind) {
             case Kind::broadcast:
             case Kind::scatter: return !differs(call.root);
-            case Kind::neighbour_all_gather:
             case Kind::neighbour_all_reduce: return std::none_of(call.neighbours.begin(), call.neighbours.end(), differs);
             case Kind::reduce:
             case Kind::gather:
@@ -365,10 +364,6 @@ class Collectives {
             case Kind::scatter:
                 return copy(out, rank_ == call.root ? own + rank_ * call.count * w
                                                     : segment_.stage(call.root, at) + rank_ * call.chunk * w, bytes);
-            case Kind::neighbour_all_gather:
-                for (size_t i = 0; i < call.neighbours.size(); i++)
-                    copy(out + int64_t(i) * call.count * w, source(call.neighbours[i], own, 0, at), bytes);
-                return;
             case Kind::neighbour_all_reduce:
                 sources_.assign(1, own);
                 for (int32_t peer : call.neighbours) sources_.push_back(source(peer, own, 0, at));

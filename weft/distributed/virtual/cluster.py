@@ -7,10 +7,11 @@ from typing import Any, NoReturn, final
 from weft.distributed.collectives import AlgorithmChoice
 from weft.distributed.group.faulty import Fault, FaultyGroup
 from weft.distributed.group.group import AbstractGroup
-from weft.distributed.group.virtual.group import VirtualGroup
-from weft.distributed.group.virtual.post import AbstractWait, ExchangeWork, Membership, PostOffice
-from weft.distributed.group.virtual.scheduler import Scheduler
-from weft.distributed.group.virtual.trace import Span
+from weft.distributed.virtual.group import VirtualGroup
+from weft.distributed.virtual.network import AbstractWait, VirtualNetwork
+from weft.distributed.virtual.scheduler import Scheduler
+from weft.distributed.virtual.trace import TraceEvent
+from weft.distributed.virtual.works import CollectiveWork, Membership
 from weft.errors import TrainingError
 from weft.planning.cluster import Link
 from weft.planning.network import LinkSchedule, NetworkModel
@@ -34,7 +35,7 @@ class VirtualResult:
     num_messages: int
     num_events: int
     num_switches: int
-    trace: tuple[Span, ...]
+    trace: tuple[TraceEvent, ...]
 
 
 class _DeathError(BaseException):
@@ -94,7 +95,8 @@ class _Cluster:
         self._timeout = timeout
         self._notice = notice
         self._scheduler = Scheduler(size, timeout, self._judge)
-        self._office = PostOffice(self._scheduler, LinkSchedule(network, size), size, network.gamma, trace=trace)
+        links = LinkSchedule(network, size)
+        self._network = VirtualNetwork(self._scheduler, links, size, gamma=network.gamma, trace=trace)
         self._lost: set[int] = set()
         self._memberships: dict[tuple[int, int, int], Membership] = {}
         self._everyone = self._find_membership((0, 0, 0), tuple(range(size)))
@@ -104,7 +106,7 @@ class _Cluster:
     def run(self, program: Callable[[AbstractGroup], Any], faults: Sequence[Fault], generation: int) -> VirtualResult:
         def body(rank: int) -> None:
             group: AbstractGroup = VirtualGroup(
-                self._office,
+                self._network,
                 self._everyone,
                 rank,
                 choice=self._choice,
@@ -115,10 +117,10 @@ class _Cluster:
                 group = FaultyGroup(group, faults, die=die)
             try:
                 self._results[rank] = program(group)
-                for guest in self._office.guests.values():
-                    guest.end(rank)
+                for transport in self._network.transports.values():
+                    transport.end(rank)
             except _DeathError:
-                self._bury(rank)
+                self._report_death(rank)
             finally:
                 self._seconds[rank] = self._scheduler.now
 
@@ -131,11 +133,11 @@ class _Cluster:
         return VirtualResult(
             results=tuple(self._results),
             seconds=tuple(self._seconds),
-            bytes_sent=tuple(self._office.bytes_sent),
-            num_messages=self._office.num_messages,
+            bytes_sent=tuple(self._network.bytes_sent),
+            num_messages=self._network.num_messages,
             num_events=self._scheduler.num_events,
             num_switches=self._scheduler.num_switches,
-            trace=tuple(self._office.spans or ()),
+            trace=tuple(self._network.trace or ()),
         )
 
     def _find_membership(self, name: tuple[int, int, int], ranks: tuple[int, ...]) -> Membership:
@@ -145,7 +147,7 @@ class _Cluster:
                 self._memberships[name].lose(rank, "it was lost before")
         return self._memberships[name]
 
-    def _bury(self, rank: int) -> None:
+    def _report_death(self, rank: int) -> None:
         moment = self._scheduler.now + self._notice
         self._scheduler.at(moment, rank, lambda: self._lose(rank, "it died"))
 
@@ -154,15 +156,15 @@ class _Cluster:
         for membership in self._memberships.values():
             if rank in membership.ranks:
                 membership.lose(rank, reason)
-        for waiting, work in self._office.waits.items():
+        for waiting, work in self._network.waits.items():
             if work.is_hopeless():
                 self._scheduler.resume(waiting)
-        for guest in self._office.guests.values():
-            guest.lose(rank, reason)
+        for transport in self._network.transports.values():
+            transport.lose(rank, reason)
 
     def _judge(self, rank: int) -> None:
         """A rank has waited for long: find whom it waits for in the end."""
-        chain = self._chain(self._office.waits[rank])
+        chain = self._chain(self._network.waits[rank])
         last = chain[-1]
         if isinstance(last, int):
             reason = "it left" if self._scheduler.is_over(last) else f"silent for {self._timeout:g} s"
@@ -178,10 +180,10 @@ class _Cluster:
         while awaited := work.awaited():
             peer = awaited[0]
             following: AbstractWait | None = None
-            if isinstance(work, ExchangeWork):
-                following = work.membership.exchanges.get((work.number, peer))
+            if isinstance(work, CollectiveWork):
+                following = work.membership.collectives.get((work.number, peer))
             if following is None:
-                following = self._office.waits.get(peer)
+                following = self._network.waits.get(peer)
             if following is None:
                 return [*chain, peer]
             chain.append(following)
@@ -191,7 +193,7 @@ class _Cluster:
         return chain
 
     def _deadlock_text(self) -> str:
-        waits = [f"rank {rank} {work.tell()}" for rank, work in sorted(self._office.waits.items())]
+        waits = [f"rank {rank} {work.tell()}" for rank, work in sorted(self._network.waits.items())]
         more = f"; and {len(waits) - MOST_WAITS_TOLD} more" if len(waits) > MOST_WAITS_TOLD else ""
         return (
             f"ranks wait for each other ({'; '.join(waits[:MOST_WAITS_TOLD])}{more}); "

@@ -12,7 +12,7 @@ import torch
 
 from weft.distributed.collectives import AlgorithmChoice
 from weft.distributed.group import AbstractGroup, AllReduce, Recv, Send
-from weft.distributed.group.virtual import Span, VirtualResult, chrome_events, die, run_virtual, write_chrome_trace
+from weft.distributed.virtual import TraceEvent, VirtualResult, chrome_events, die, run_virtual, write_chrome_trace
 from weft.errors import PeerLostError, TrainingError, UsageError
 from weft.planning import Link, NetworkModel, all_reduce_cost, estimate
 
@@ -301,9 +301,9 @@ def traced() -> VirtualResult:
 
 def test_the_trace_shows_overlap() -> None:
     assert [span for span in traced().trace if span.rank == 0] == [
-        Span(0, 0.0, 20.0, "compute"),
-        Span(0, 0.0, 32.0, "AllReduce", "network"),
-        Span(0, 20.0, 32.0, "wait"),
+        TraceEvent(0, 0.0, 20.0, "compute"),
+        TraceEvent(0, 0.0, 32.0, "AllReduce", "network"),
+        TraceEvent(0, 20.0, 32.0, "wait"),
     ]
 
 

@@ -6,13 +6,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.collectives import AlgorithmChoice, start_exchange
+from weft.distributed.collectives import AlgorithmChoice, start_rounds
 from weft.distributed.group.calls import AllGather, Call, Recv, Send
 from weft.distributed.group.checks import check_call
 from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.group import AbstractGroup, AbstractWork
-from weft.distributed.group.virtual.post import ExchangeWork, Membership, MessageWork, PostOffice
-from weft.distributed.group.virtual.trace import Span
+from weft.distributed.virtual.network import VirtualNetwork
+from weft.distributed.virtual.trace import TraceEvent
+from weft.distributed.virtual.works import CollectiveWork, Membership, MessageWork
 from weft.errors import PeerLostError, UsageError
 
 __all__ = ["VirtualClock", "VirtualGroup"]
@@ -25,12 +26,12 @@ FindMembership = Callable[[tuple[int, int, int], tuple[int, ...]], Membership]
 class VirtualClock(AbstractClock):
     """Virtual seconds since the run began. Time passes in `charge`, `wait_until` and while waiting for work."""
 
-    def __init__(self, office: PostOffice, rank: int) -> None:
-        self._office = office
+    def __init__(self, network: VirtualNetwork, rank: int) -> None:
+        self._network = network
         self._rank = rank
 
     def now(self) -> float:
-        return self._office.scheduler.now
+        return self._network.scheduler.now
 
     def charge(self, seconds: float) -> None:
         if seconds < 0:
@@ -42,9 +43,9 @@ class VirtualClock(AbstractClock):
 
     def _pass_until(self, moment: float, what: str) -> None:
         began = self.now()
-        self._office.scheduler.sleep_until(self._rank, moment)
-        if self._office.spans is not None and moment > began:
-            self._office.spans.append(Span(self._rank, began, moment, what))
+        self._network.scheduler.sleep_until(self._rank, moment)
+        if self._network.trace is not None and moment > began:
+            self._network.trace.append(TraceEvent(self._rank, began, moment, what))
 
 
 @final
@@ -56,7 +57,7 @@ class VirtualGroup(AbstractGroup):
 
     def __init__(
         self,
-        office: PostOffice,
+        network: VirtualNetwork,
         membership: Membership,
         rank: int,
         *,
@@ -64,22 +65,22 @@ class VirtualGroup(AbstractGroup):
         find_membership: FindMembership,
         generation: int = 0,
     ) -> None:
-        self._office = office
+        self._network = network
         self._membership = membership
         self._rank = rank
         self._cluster_rank = membership.ranks[rank]
         self._choice = choice
         self._find_membership = find_membership
         self._generation = generation
-        self._clock = VirtualClock(office, self._cluster_rank)
-        self._num_exchanges = 0
+        self._clock = VirtualClock(network, self._cluster_rank)
+        self._num_collectives = 0
         self._num_splits = 0
         self._is_closed = False
 
     @property
-    def office(self) -> PostOffice:
-        """What all ranks of the cluster share."""
-        return self._office
+    def network(self) -> VirtualNetwork:
+        """The network, which all ranks of the cluster share."""
+        return self._network
 
     @property
     def cluster_rank(self) -> int:
@@ -103,7 +104,7 @@ class VirtualGroup(AbstractGroup):
         return self._clock
 
     def start(self, call: Call) -> AbstractWork:
-        self._office.scheduler.check()
+        self._network.scheduler.check()
         if self._is_closed:
             raise UsageError(f"group is closed (call: {type(call).__name__}); start a new one")
         check_call(call, self._rank, self.size)
@@ -113,11 +114,15 @@ class VirtualGroup(AbstractGroup):
             return _LostWork(error)
         if isinstance(call, Send | Recv):
             return self._start_message(call)
-        # User tags are not negative, so the numbers of exchanges, counted down from -1, never meet them.
-        self._num_exchanges += 1
-        exchange = start_exchange(call, self._rank, self.size, -self._num_exchanges, self._choice)
-        return ExchangeWork(
-            self._office, self._membership, self._cluster_rank, self._num_exchanges, exchange, type(call).__name__
+        # User tags are not negative, so the numbers of collectives, counted down from -1, never meet them.
+        self._num_collectives += 1
+        return CollectiveWork(
+            self._network,
+            self._membership,
+            self._cluster_rank,
+            number=self._num_collectives,
+            rounds=start_rounds(call, self._rank, self.size, -self._num_collectives, self._choice),
+            name=type(call).__name__,
         )
 
     def run(self, call: Call) -> None:
@@ -132,7 +137,7 @@ class VirtualGroup(AbstractGroup):
         self._num_splits += 1
         name = (self._membership.number, self._num_splits, colour)
         return VirtualGroup(
-            self._office,
+            self._network,
             self._find_membership(name, ranks),
             ranks.index(self._cluster_rank),
             choice=self._choice,
@@ -147,8 +152,8 @@ class VirtualGroup(AbstractGroup):
         self._is_closed = True
 
     def _start_message(self, call: Send | Recv) -> AbstractWork:
-        work = MessageWork(self._office, self._membership, self._cluster_rank, call)
-        self._office.start(work, is_send=isinstance(call, Send))
+        work = MessageWork(self._network, self._membership, self._cluster_rank, call)
+        work.start(is_send=isinstance(call, Send))
         return work
 
 

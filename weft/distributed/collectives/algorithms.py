@@ -1,4 +1,4 @@
-"""Every collective call as an exchange of messages: buffers around the schedules."""
+"""Every collective call as rounds of messages: buffers around the schedules."""
 
 from collections.abc import Sequence
 from functools import singledispatch
@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from weft.distributed.collectives import all_reduce, flat, rooted
-from weft.distributed.collectives.execution import Exchange, combine, finish_mean, perform
+from weft.distributed.collectives.execution import CollectiveRounds, combine, finish_mean, perform
 from weft.distributed.collectives.schedule import Schedule, part_bounds
 from weft.distributed.group import calls
 from weft.distributed.group.calls import ReduceOp
 from weft.planning.collective_cost import AllReduceAlgorithm
 
-__all__ = ["all_reduce_exchange", "exchange_of"]
+__all__ = ["all_reduce_rounds", "rounds_of"]
 
 
-def all_reduce_exchange(
+def all_reduce_rounds(
     call: calls.AllReduce,
     rank: int,
     size: int,
@@ -24,7 +24,7 @@ def all_reduce_exchange(
     *,
     algorithm: AllReduceAlgorithm,
     ranks_per_host: int | None = None,
-) -> Exchange:
+) -> CollectiveRounds:
     """All-reduce by the named algorithm; the summation order is the algorithm's."""
     flat_tensor = _flat(call.tensor)
     if algorithm == "direct":
@@ -52,7 +52,7 @@ def _all_reduce_schedule(
     return all_reduce.hierarchical(rank, size, per_host), all_reduce.hierarchical_parts(size, per_host)
 
 
-def _direct(tensor: Tensor, rank: int, size: int, tag: int, op: ReduceOp) -> Exchange:
+def _direct(tensor: Tensor, rank: int, size: int, tag: int, op: ReduceOp) -> CollectiveRounds:
     """Part j of all ranks goes straight to rank j, is reduced there in the order of ranks, and is gathered by all.
 
     As many bytes as the ring, with the summation order ((x0 + x1) + x2) + ... of the groups that reduce by themselves.
@@ -66,14 +66,16 @@ def _direct(tensor: Tensor, rank: int, size: int, tag: int, op: ReduceOp) -> Exc
 
 def _reduce_in_rank_order(
     output: Tensor, tensor: Tensor, bounds: Sequence[int], rank: int, size: int, tag: int, op: ReduceOp
-) -> Exchange:
+) -> CollectiveRounds:
     """`output` (may be a view of the flat `tensor`) becomes the reduction of everyone's part `rank`."""
     length = bounds[rank + 1] - bounds[rank]
     arrived = torch.empty(size * length, dtype=tensor.dtype, device=tensor.device)
     rows = arrived.view(size, length)
     rows[rank].copy_(tensor[bounds[rank] : bounds[rank + 1]])
     arrived_bounds = [row * length for row in range(size + 1)]
-    yield from perform(flat.exchange(rank, size), tensor, bounds, tag=tag, target=arrived, target_bounds=arrived_bounds)
+    yield from perform(
+        flat.all_to_all(rank, size), tensor, bounds, tag=tag, target=arrived, target_bounds=arrived_bounds
+    )
     total = rows[0]
     for row in rows[1:]:
         combine(total, row, op)
@@ -82,13 +84,13 @@ def _reduce_in_rank_order(
 
 
 @singledispatch
-def exchange_of(call: object, rank: int, size: int, tag: int) -> Exchange:
-    """The exchange that carries out `call`; all-reduce has its own function, because it has algorithms."""
+def rounds_of(call: object, rank: int, size: int, tag: int) -> CollectiveRounds:
+    """The rounds that carry out `call`; all-reduce has its own function, because it has algorithms."""
     raise TypeError(f"not a collective call: {type(call).__name__}")
 
 
-@exchange_of.register
-def _(call: calls.ReduceScatter, rank: int, size: int, tag: int) -> Exchange:
+@rounds_of.register
+def _(call: calls.ReduceScatter, rank: int, size: int, tag: int) -> CollectiveRounds:
     source = _flat(call.tensor)
     output = _flat(call.output)
     bounds = part_bounds(source.numel(), size)
@@ -98,8 +100,8 @@ def _(call: calls.ReduceScatter, rank: int, size: int, tag: int) -> Exchange:
     return bytes_reduced
 
 
-@exchange_of.register
-def _(call: calls.AllGather, rank: int, size: int, tag: int) -> Exchange:
+@rounds_of.register
+def _(call: calls.AllGather, rank: int, size: int, tag: int) -> CollectiveRounds:
     output = _flat(call.output)
     bounds = part_bounds(output.numel(), size)
     output[bounds[rank] : bounds[rank + 1]].copy_(_flat(call.tensor))
@@ -108,26 +110,26 @@ def _(call: calls.AllGather, rank: int, size: int, tag: int) -> Exchange:
     return 0
 
 
-@exchange_of.register
-def _(call: calls.AllToAll, rank: int, size: int, tag: int) -> Exchange:
+@rounds_of.register
+def _(call: calls.AllToAll, rank: int, size: int, tag: int) -> CollectiveRounds:
     source, output = _flat(call.tensor), _flat(call.output)
     bounds = part_bounds(source.numel(), size)
     output[bounds[rank] : bounds[rank + 1]].copy_(source[bounds[rank] : bounds[rank + 1]])
-    yield from perform(flat.exchange(rank, size), source, bounds, tag=tag, target=output, target_bounds=bounds)
+    yield from perform(flat.all_to_all(rank, size), source, bounds, tag=tag, target=output, target_bounds=bounds)
     _copy_back(call.output, output)
     return 0
 
 
-@exchange_of.register
-def _(call: calls.Broadcast, rank: int, size: int, tag: int) -> Exchange:
+@rounds_of.register
+def _(call: calls.Broadcast, rank: int, size: int, tag: int) -> CollectiveRounds:
     tensor = _flat(call.tensor)
     yield from perform(rooted.broadcast(rank, size, call.root), tensor, [0, tensor.numel()], tag=tag)
     _copy_back(call.tensor, tensor)
     return 0
 
 
-@exchange_of.register
-def _(call: calls.Reduce, rank: int, size: int, tag: int) -> Exchange:
+@rounds_of.register
+def _(call: calls.Reduce, rank: int, size: int, tag: int) -> CollectiveRounds:
     # The tensors of the other ranks are left as they are, and inner places of the tree reduce too.
     partial = call.tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
     schedule = rooted.reduce(rank, size, call.root)
@@ -138,8 +140,8 @@ def _(call: calls.Reduce, rank: int, size: int, tag: int) -> Exchange:
     return bytes_reduced
 
 
-@exchange_of.register
-def _(call: calls.Gather, rank: int, size: int, tag: int) -> Exchange:
+@rounds_of.register
+def _(call: calls.Gather, rank: int, size: int, tag: int) -> CollectiveRounds:
     own = _flat(call.tensor)
     buffer = torch.empty(size * own.numel(), dtype=own.dtype, device=own.device)
     bounds = [place * own.numel() for place in range(size + 1)]
@@ -152,8 +154,8 @@ def _(call: calls.Gather, rank: int, size: int, tag: int) -> Exchange:
     return 0
 
 
-@exchange_of.register
-def _(call: calls.Scatter, rank: int, size: int, tag: int) -> Exchange:
+@rounds_of.register
+def _(call: calls.Scatter, rank: int, size: int, tag: int) -> CollectiveRounds:
     output = _flat(call.output)
     bounds = [place * output.numel() for place in range(size + 1)]
     if call.tensor is not None and rank == call.root:
@@ -167,37 +169,24 @@ def _(call: calls.Scatter, rank: int, size: int, tag: int) -> Exchange:
     return 0
 
 
-@exchange_of.register
-def _(call: calls.NeighbourAllGather, rank: int, size: int, tag: int) -> Exchange:
-    own, output = _flat(call.tensor), _flat(call.output)
-    yield from _with_neighbours(own, output, call.graph, rank, tag)
-    _copy_back(call.output, output)
-    return 0
-
-
-@exchange_of.register
-def _(call: calls.NeighbourAllReduce, rank: int, size: int, tag: int) -> Exchange:
+@rounds_of.register
+def _(call: calls.NeighbourAllReduce, rank: int, size: int, tag: int) -> CollectiveRounds:
     """Order of the sum: the own tensor, then the neighbours as the graph lists them."""
-    own = _flat(call.tensor)
-    num_neighbours = len(call.graph[rank])
-    arrived = torch.empty(num_neighbours * own.numel(), dtype=own.dtype, device=own.device)
-    yield from _with_neighbours(own, arrived, call.graph, rank, tag)
+    own, num_neighbours = _flat(call.tensor), len(call.graph[rank])
+    length = own.numel()
+    arrived = torch.empty(num_neighbours * length, dtype=own.dtype, device=own.device)
+    bounds = [row * length for row in range(num_neighbours + 1)]
+    schedule = flat.neighbours(rank, call.graph)
+    yield from perform(schedule, own, [0, length], tag=tag, target=arrived, target_bounds=bounds)
     total = own * call.weights[rank][0]
-    for row, weight in zip(arrived.view(num_neighbours, own.numel()), call.weights[rank][1:], strict=True):
+    for row, weight in zip(arrived.view(num_neighbours, length), call.weights[rank][1:], strict=True):
         total.add_(row, alpha=weight)
     call.tensor.detach().copy_(total.view(call.tensor.shape))
-    return num_neighbours * own.numel() * own.element_size()
+    return num_neighbours * length * own.element_size()
 
 
-def _with_neighbours(own: Tensor, arrived: Tensor, graph: calls.Graph, rank: int, tag: int) -> Exchange:
-    length = own.numel()
-    bounds = [row * length for row in range(len(graph[rank]) + 1)]
-    schedule = flat.neighbours(rank, graph)
-    return (yield from perform(schedule, own, [0, length], tag=tag, target=arrived, target_bounds=bounds))
-
-
-@exchange_of.register
-def _(call: calls.Barrier, rank: int, size: int, tag: int) -> Exchange:
+@rounds_of.register
+def _(call: calls.Barrier, rank: int, size: int, tag: int) -> CollectiveRounds:
     tokens = torch.zeros(2, dtype=torch.uint8)
     yield from perform(flat.barrier(rank, size), tokens, [0, 1, 2], tag=tag)
     return 0
