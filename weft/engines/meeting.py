@@ -2,10 +2,9 @@
 
 import os
 import socket
-import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, final, get_args
+from typing import Any, Literal, get_args
 
 import torch.distributed as distributed
 
@@ -13,7 +12,7 @@ from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.hierarchical import HierarchicalGroup
 from weft.distributed.group.liveness import Store
 from weft.distributed.group.mpi import MpiGroup, import_mpi, open_store
-from weft.distributed.group.shared_memory import AbstractRendezvous, Invitation, SharedMemoryGroup
+from weft.distributed.group.shared_memory import SharedMemoryGroup, StoreRendezvous
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.group.torch_group import TorchGroup
 from weft.engines.place import Place
@@ -23,7 +22,6 @@ __all__ = ["Kind", "meet", "open_notes"]
 
 Kind = Literal["auto", "solo", "shared_memory", "torch", "mpi", "hierarchical"]
 
-POLL_SECONDS = 0.001
 
 _c10d: Any = distributed  # its type stubs lack the stores
 
@@ -152,24 +150,3 @@ def _open_torchrun_store(place: Place, timeout: float) -> Any:
         # Bound by hand to the one address: left to itself, the store listens on all interfaces.
         options["master_listen_fd"] = socket.create_server((host, int(port))).detach()
     return _c10d.TCPStore(host, int(port), is_master=is_keeper, **options)
-
-
-@final
-class StoreRendezvous(AbstractRendezvous):
-    """How ranks on one host meet through a store: rank 0 leaves the invitation there."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def publish(self, invitation: Invitation) -> None:
-        self._store.set("invitation", f"{invitation.pid} {invitation.start_time} {invitation.descriptor}")
-
-    def fetch(self, deadline: float) -> Invitation | None:
-        while not self._store.check(["invitation"]):
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(POLL_SECONDS)
-        return Invitation(*map(int, self._store.get("invitation").split()))
-
-    def withdraw(self) -> None:
-        """Nothing to do: a note that names a process which is gone, or has closed its segment, invites nobody."""

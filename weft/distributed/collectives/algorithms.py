@@ -11,6 +11,7 @@ from weft.distributed.collectives.execution import CollectiveRounds, combine, fi
 from weft.distributed.collectives.schedule import Schedule, part_bounds
 from weft.distributed.group import calls
 from weft.distributed.group.calls import ReduceOp
+from weft.distributed.group.dense import copy_back, make_dense
 from weft.planning.collective_cost import AllReduceAlgorithm
 
 __all__ = ["all_reduce_rounds", "rounds_of"]
@@ -26,7 +27,7 @@ def all_reduce_rounds(
     ranks_per_host: int | None = None,
 ) -> CollectiveRounds:
     """All-reduce by the named algorithm; the summation order is the algorithm's."""
-    flat_tensor = _flat(call.tensor)
+    flat_tensor = make_dense(call.tensor)
     if algorithm == "direct":
         bytes_reduced = yield from _direct(flat_tensor, rank, size, tag, call.op)
     else:
@@ -34,7 +35,7 @@ def all_reduce_rounds(
         bounds = part_bounds(flat_tensor.numel(), num_parts)
         bytes_reduced = yield from perform(schedule, flat_tensor, bounds, tag=tag, op=call.op)
     finish_mean(flat_tensor, call.op, size)
-    _copy_back(call.tensor, flat_tensor)
+    copy_back(call.tensor, flat_tensor)
     return bytes_reduced
 
 
@@ -91,40 +92,40 @@ def rounds_of(call: object, rank: int, size: int, tag: int) -> CollectiveRounds:
 
 @rounds_of.register
 def _(call: calls.ReduceScatter, rank: int, size: int, tag: int) -> CollectiveRounds:
-    source = _flat(call.tensor)
-    output = _flat(call.output)
+    source = make_dense(call.tensor)
+    output = make_dense(call.output)
     bounds = part_bounds(source.numel(), size)
     bytes_reduced = yield from _reduce_in_rank_order(output, source, bounds, rank, size, tag, call.op)
     finish_mean(output, call.op, size)
-    _copy_back(call.output, output)
+    copy_back(call.output, output)
     return bytes_reduced
 
 
 @rounds_of.register
 def _(call: calls.AllGather, rank: int, size: int, tag: int) -> CollectiveRounds:
-    output = _flat(call.output)
+    output = make_dense(call.output)
     bounds = part_bounds(output.numel(), size)
-    output[bounds[rank] : bounds[rank + 1]].copy_(_flat(call.tensor))
+    output[bounds[rank] : bounds[rank + 1]].copy_(make_dense(call.tensor))
     yield from perform(flat.all_gather(rank, size), output, bounds, tag=tag)
-    _copy_back(call.output, output)
+    copy_back(call.output, output)
     return 0
 
 
 @rounds_of.register
 def _(call: calls.AllToAll, rank: int, size: int, tag: int) -> CollectiveRounds:
-    source, output = _flat(call.tensor), _flat(call.output)
+    source, output = make_dense(call.tensor), make_dense(call.output)
     bounds = part_bounds(source.numel(), size)
     output[bounds[rank] : bounds[rank + 1]].copy_(source[bounds[rank] : bounds[rank + 1]])
     yield from perform(flat.all_to_all(rank, size), source, bounds, tag=tag, target=output, target_bounds=bounds)
-    _copy_back(call.output, output)
+    copy_back(call.output, output)
     return 0
 
 
 @rounds_of.register
 def _(call: calls.Broadcast, rank: int, size: int, tag: int) -> CollectiveRounds:
-    tensor = _flat(call.tensor)
+    tensor = make_dense(call.tensor)
     yield from perform(rooted.broadcast(rank, size, call.root), tensor, [0, tensor.numel()], tag=tag)
-    _copy_back(call.tensor, tensor)
+    copy_back(call.tensor, tensor)
     return 0
 
 
@@ -142,7 +143,7 @@ def _(call: calls.Reduce, rank: int, size: int, tag: int) -> CollectiveRounds:
 
 @rounds_of.register
 def _(call: calls.Gather, rank: int, size: int, tag: int) -> CollectiveRounds:
-    own = _flat(call.tensor)
+    own = make_dense(call.tensor)
     buffer = torch.empty(size * own.numel(), dtype=own.dtype, device=own.device)
     bounds = [place * own.numel() for place in range(size + 1)]
     place = (rank - call.root) % size
@@ -156,10 +157,10 @@ def _(call: calls.Gather, rank: int, size: int, tag: int) -> CollectiveRounds:
 
 @rounds_of.register
 def _(call: calls.Scatter, rank: int, size: int, tag: int) -> CollectiveRounds:
-    output = _flat(call.output)
+    output = make_dense(call.output)
     bounds = [place * output.numel() for place in range(size + 1)]
     if call.tensor is not None and rank == call.root:
-        rows = _flat(call.tensor).view(size, output.numel())
+        rows = make_dense(call.tensor).view(size, output.numel())
         buffer = rows.roll(-call.root, dims=0).view(-1)
     else:
         buffer = torch.empty(size * output.numel(), dtype=output.dtype, device=output.device)
@@ -172,7 +173,7 @@ def _(call: calls.Scatter, rank: int, size: int, tag: int) -> CollectiveRounds:
 @rounds_of.register
 def _(call: calls.NeighbourAllReduce, rank: int, size: int, tag: int) -> CollectiveRounds:
     """Order of the sum: the own tensor, then the neighbours as the graph lists them."""
-    own, num_neighbours = _flat(call.tensor), len(call.graph[rank])
+    own, num_neighbours = make_dense(call.tensor), len(call.graph[rank])
     length = own.numel()
     arrived = torch.empty(num_neighbours * length, dtype=own.dtype, device=own.device)
     bounds = [row * length for row in range(num_neighbours + 1)]
@@ -190,13 +191,3 @@ def _(call: calls.Barrier, rank: int, size: int, tag: int) -> CollectiveRounds:
     tokens = torch.zeros(2, dtype=torch.uint8)
     yield from perform(flat.barrier(rank, size), tokens, [0, 1, 2], tag=tag)
     return 0
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """One dimension, contiguous, outside autograd: a view where the tensor allows it, else a copy."""
-    return tensor.detach().contiguous().view(-1)
-
-
-def _copy_back(tensor: Tensor, flat_tensor: Tensor) -> None:
-    if not tensor.is_contiguous():
-        tensor.detach().copy_(flat_tensor.view(tensor.shape))
