@@ -19,7 +19,7 @@ from weft.distributed.proof import Proof, Trace, compare_traces, trace_ranks, tr
 from weft.distributed.virtual import run_virtual
 from weft.graph import GradientSink, State
 from weft.recipes import digits_cnn, digits_mlp, pydoc_gpt, pydoc_lstm
-from weft.specs import parse_plan
+from weft.specs import Mesh, parse_plan
 from weft.training.build import build_splits
 from weft.training.checkpoint import Entry
 from weft.training.component import Component
@@ -147,12 +147,8 @@ class Faulty(AbstractReplicas):
         self.inner = inner
 
     @property
-    def rank(self) -> int:
-        return self.inner.rank
-
-    @property
-    def size(self) -> int:
-        return self.inner.size
+    def mesh(self) -> Mesh:
+        return self.inner.mesh
 
     @property
     def is_synchronous(self) -> bool:
@@ -176,8 +172,11 @@ class Faulty(AbstractReplicas):
     def traffic(self) -> Traffic:
         return self.inner.traffic()
 
-    def agree(self, wish: bool) -> bool:
-        return self.inner.agree(wish)
+    def agree_to_stop(self, wish: bool) -> bool:
+        return self.inner.agree_to_stop(wish)
+
+    def agree_to_save(self, wish: bool) -> bool:
+        return self.inner.agree_to_save(wish)
 
     def dismiss(self) -> None:
         self.inner.dismiss()
@@ -212,19 +211,19 @@ class NoBroadcast(Faulty):
 
 class OverlappingShares(Faulty):
     def share(self, indices: Tensor) -> Tensor:
-        return share(indices, max(0, self.rank - 1), self.size)
+        return share(indices, max(0, self.mesh.rank - 1), self.mesh.num_replicas)
 
 
 class SumForMean(Faulty):
     def begin(self, weight: float) -> GradientSink:
-        return self.inner.begin(weight * self.size)
+        return self.inner.begin(weight * self.mesh.num_replicas)
 
 
 class MeanOfMeans(Faulty):
     """Right as long as shares are equal: only the ragged last batch shows it."""
 
     def begin(self, weight: float) -> GradientSink:
-        return self.inner.begin(1 / self.size)
+        return self.inner.begin(1 / self.mesh.num_replicas)
 
 
 class BucketLeftOut(Faulty):
@@ -234,7 +233,7 @@ class BucketLeftOut(Faulty):
         add = self.inner.begin(weight)
 
         def sink(name: str, gradient: Tensor | None) -> None:
-            is_lost = self.rank > 0 and name.endswith("bias")
+            is_lost = self.mesh.rank > 0 and name.endswith("bias")
             add(name, torch.zeros_like(gradient) if is_lost and gradient is not None else gradient)
 
         return sink
@@ -265,7 +264,7 @@ class FlippedBit(Faulty):
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
         result = self.inner.finish(loss, update)
         self.num_finished += 1
-        if self.rank == 1 and self.num_finished == STEPS:
+        if self.mesh.rank == 1 and self.num_finished == STEPS:
             last = list(update.parameters.values())[-1].detach()
             last.view(torch.int32)[0] ^= 1
         return result

@@ -102,9 +102,9 @@ def _join(place: Place, make_job: Callable[[int | None], Job], *, quiet: bool) -
 def _train(job: Job, replicas: AbstractReplicas, *, quiet: bool) -> None:
     """Be this rank of the job. Rank 0 shows the progress of all."""
     keep_freed_memory()
-    console = error_console()
-    console.quiet = replicas.rank > 0
-    with use_progress(console, [f"seed {seed}" for seed in job.seeds], quiet=quiet or replicas.rank > 0) as listener:
+    console, is_first = error_console(), replicas.mesh.rank == 0
+    console.quiet = not is_first
+    with use_progress(console, [f"seed {seed}" for seed in job.seeds], quiet=quiet or not is_first) as listener:
         if job.is_resumed:
             resume_run(job.folder, listeners=[listener], replicas=replicas, begun=job.begun)
         else:

@@ -74,7 +74,7 @@ def trace_ranks(
     task, state = build_task(recipe, splits, seed, replicas)
     with torch.no_grad():
         for parameter in state.model.parameters.values():
-            parameter.add_(replicas.rank)
+            parameter.add_(replicas.mesh.rank)
     replicas.join(state.model)
     if first_step:
         replicas.remember(first_step, {})

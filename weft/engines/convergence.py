@@ -75,7 +75,7 @@ def count_samples(recipe: Recipe, splits: Splits, seeds: Sequence[int], replicas
         try:
             train(task, state, emit=history, save=_keep_nothing)
         except DivergedError:
-            if replicas.size > 1:  # the ranks have lost each other, and no other seed can be trained
+            if replicas.mesh.num_ranks > 1:  # the ranks have lost each other, and no other seed can be trained
                 raise
         counts.append(to_target(history.evaluations, recipe.fixed.target)["samples_to_target"])
     return counts

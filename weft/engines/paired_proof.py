@@ -60,8 +60,8 @@ def trace_rank(recipe: dict[str, object], folder: str, seed: int, num_steps: int
         with use_determinism():
             trace, mean = trace_training(chosen, build_splits(chosen), seed, num_steps, replicas)
         tensors = {f"{turn}/{name}": tensor for turn, step in enumerate(trace) for name, tensor in step.items()}
-        save_file(tensors, path / f"rank-{replicas.rank}.safetensors")
-        if replicas.rank == 0:
+        save_file(tensors, path / f"rank-{replicas.mesh.rank}.safetensors")
+        if replicas.mesh.rank == 0:
             save_file(mean, path / "mean.safetensors")
 
 

@@ -59,7 +59,7 @@ def begin_apart(
     task = replace(task, total_samples=num_steps * task.sampler.batch_size, target=None)
     with torch.no_grad():
         for parameter in state.model.parameters.values():
-            parameter.add_(replicas.rank)
+            parameter.add_(replicas.mesh.rank)
     replicas.join(state.model)
     return task, state
 

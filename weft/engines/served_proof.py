@@ -136,7 +136,7 @@ def trace_rank(recipe: dict[str, object], folder: str, seed: int, num_steps: int
             return
         with use_determinism():
             end = trace_training(chosen, build_splits(chosen), seed, num_steps, replicas)
-        if replicas.rank == 0:
+        if replicas.mesh.rank == 0:
             save_file(end, _end_of(path))
 
 

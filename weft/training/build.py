@@ -197,7 +197,7 @@ def build_task(
         clip_norm=mutable.clip_norm,
         replicas=replicas,
     )
-    random = torch.Generator().manual_seed(derive_seed(seed, f"dropout/{replicas.rank}")).get_state()
+    random = torch.Generator().manual_seed(derive_seed(seed, f"dropout/{replicas.mesh.replica}")).get_state()
     model = replace(task.executor.initial_state(), random=random)
     if isinstance(replicas, SoloReplicas) and task.accumulate == 1:
         task = replace(task, step_in_one=step_in_one(task.executor, task.optimizer, model, task.clip_norm))

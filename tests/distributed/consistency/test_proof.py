@@ -89,7 +89,7 @@ class GradientsMixed(Faulty):
         return self.gradients.__setitem__
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
-        size = self.size
+        size = self.mesh.num_replicas
         graph = tuple(tuple(sorted({(r - 1) % size, (r + 1) % size})) for r in range(size))
         weights = tuple((1 / (1 + len(row)),) * (1 + len(row)) for row in graph)
         for gradient in self.gradients.values():

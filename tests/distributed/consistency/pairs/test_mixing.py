@@ -73,7 +73,7 @@ def take_turns(
         group.clock.charge(seconds)
         _, state = replicas.finish(0.0, Update(optimizer, parameters, state, 0.1, None))
         turns += 1
-        has_stopped = replicas.agree(wishes_after is not None and turns > wishes_after)
+        has_stopped = replicas.agree_to_stop(wishes_after is not None and turns > wishes_after)
         yield turns
 
 
@@ -81,8 +81,8 @@ def test_all_stop_after_the_same_turn() -> None:
     """Nobody stops before those who are ahead of it: they wait for its weights."""
 
     def work(group: AbstractGroup, replicas: GossipReplicas) -> int:
-        wishes_after = 5 if replicas.rank == 3 else None
-        return max(take_turns(group, replicas, 0.01 * (1 + replicas.rank), wishes_after))
+        wishes_after = 5 if replicas.mesh.rank == 3 else None
+        return max(take_turns(group, replicas, 0.01 * (1 + replicas.mesh.rank), wishes_after))
 
     found, _, _ = run_pairs(Pairing(parse_plan(PLAN.format(4, "ring")), (0,)), work)
     assert len(set(found)) == 1 and 6 < (found[0] or 0) < 12
@@ -95,7 +95,7 @@ def test_who_has_met_the_target_leaves_and_nobody_waits_for_it(options: str) -> 
     def work(group: AbstractGroup, replicas: GossipReplicas) -> int:
         turns = 0
         for turns in take_turns(group, replicas, 0.01, None):
-            if replicas.rank == 0 and turns == 3:
+            if replicas.mesh.rank == 0 and turns == 3:
                 replicas.dismiss()
                 break
         return turns

@@ -28,7 +28,7 @@ def prove(recipe: Recipe, run: Path, size: int = 4, graph: str = "ring", apply: 
     splits = splits_of(recipe.fixed.data)
 
     def work(group: AbstractGroup, replicas: AbstractReplicas) -> tuple[Trace, dict[str, Tensor]]:
-        group.clock.charge(0.001 * replicas.rank)
+        group.clock.charge(0.001 * replicas.mesh.rank)
         return trace_training(recipe, splits, 0, 5, replicas)
 
     with pytest.MonkeyPatch.context() as ranks_only:

@@ -136,7 +136,7 @@ def test_a_resumed_training_begins_at_its_step_with_the_weights_of_rank_0(tmp_pa
     def work(group: AbstractGroup, replicas: GossipReplicas) -> tuple[int, float]:
         parameters = {"w": torch.zeros(3).requires_grad_()}
         replicas.join(State(parameters, {}, torch.zeros(0)))
-        parameters["w"].data.fill_(1.0 + replicas.rank)  # what each read from a checkpoint
+        parameters["w"].data.fill_(1.0 + replicas.mesh.rank)  # what each read from a checkpoint
         replicas.remember(3, {})
         return replicas.next_step(3), float(parameters["w"].detach().sum())
 
