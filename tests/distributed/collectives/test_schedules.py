@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weft.distributed.collectives import Action, Move, Schedule, flat, rooted
 from weft.distributed.collectives import all_reduce as algorithms
 from weft.distributed.collectives.schedule import part_bounds
-from weft.planning import AllReduceAlgorithm, Cost, all_reduce_cost, collective_cost
+from weft.planning import AllReduceAlgorithm, CommunicationCost, all_reduce_cost, collective_cost
 
 Maker = Callable[[int, int], Schedule]
 Holding = list[list[int]]
@@ -46,7 +46,7 @@ def simulate(schedules: list[Schedule], holding: Holding) -> None:
         assert not sent, f"nobody receives {sent.keys()}"
 
 
-def cost_of(schedules: list[Schedule], part_lengths: list[int]) -> Cost:
+def cost_of(schedules: list[Schedule], part_lengths: list[int]) -> CommunicationCost:
     """Count what the formulas state."""
 
     def length(move: Move) -> int:
@@ -57,7 +57,7 @@ def cost_of(schedules: list[Schedule], part_lengths: list[int]) -> Cost:
 
     rounds = list(zip(*schedules, strict=True))
     sent = [sum(length(m) for row in schedule for m in row if m.action is Action.SEND) for schedule in schedules]
-    return Cost(
+    return CommunicationCost(
         rounds=len(rounds),
         path_bytes=sum(largest(moves, Action.SEND) for moves in rounds),
         path_reduced=sum(largest(moves, Action.REDUCE) for moves in rounds),
