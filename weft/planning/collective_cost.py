@@ -23,9 +23,7 @@ __all__ = [
 AllReduceAlgorithm = Literal["direct", "halving_doubling", "hierarchical", "ring", "tree"]
 ALL_REDUCE_ALGORITHMS: tuple[AllReduceAlgorithm, ...] = get_args(AllReduceAlgorithm)
 
-CollectiveName = Literal[
-    "all_gather", "all_to_all", "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"
-]
+CollectiveName = Literal["all_gather", "all_to_all", "barrier", "broadcast", "reduce", "reduce_scatter"]
 
 
 @dataclass(frozen=True)
@@ -97,18 +95,13 @@ def collective_cost(name: CollectiveName, size: int, num_bytes: float) -> Commun
     depth = log2_ceil(size)
     share = (size - 1) / size * num_bytes
     total = (size - 1) * num_bytes
-    # Of a binomial tree: hops of all parts, and the largest subtree below the root, in parts of m/N.
-    hops = sum(rank.bit_count() for rank in range(size)) / size * num_bytes
-    subtree = max(size - (1 << (depth - 1)), (1 << depth) // 4) / size * num_bytes
     costs: dict[CollectiveName, CommunicationCost] = {
         "all_gather": CommunicationCost(size - 1, share, 0.0, share, total),
         "all_to_all": CommunicationCost(size - 1, share, 0.0, share, total),
         "barrier": CommunicationCost(depth, depth * num_bytes, 0.0, depth * num_bytes, size * depth * num_bytes),
         "broadcast": CommunicationCost(depth, depth * num_bytes, 0.0, depth * num_bytes, total),
-        "gather": CommunicationCost(depth, share, 0.0, subtree, hops),
         "reduce": CommunicationCost(depth, depth * num_bytes, depth * num_bytes, num_bytes, total),
         "reduce_scatter": CommunicationCost(size - 1, share, share, share, total),
-        "scatter": CommunicationCost(depth, share, 0.0, share, hops),
     }
     return costs[name]
 

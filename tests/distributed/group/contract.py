@@ -212,28 +212,6 @@ def reduce(group: AbstractGroup) -> Report:
     return found.report()
 
 
-def gather(group: AbstractGroup) -> Report:
-    found = Findings(group)
-    for root in range(group.size):
-        for dtype, length, later in cases(root):
-            output = torch.full((group.size * length,), 9, dtype=dtype) if group.rank == root else None
-            perform(group, calls.Gather(values(group.rank, length, dtype), output, root), later=later)
-            if output is not None:
-                found.expect(f"gather to {root} {dtype}", output, everyone(group.size, length, dtype).view(-1))
-    return found.report()
-
-
-def scatter(group: AbstractGroup) -> Report:
-    found = Findings(group)
-    for root in range(group.size):
-        for dtype, length, later in cases(root):
-            whole = values(root, group.size * length, dtype)
-            output = torch.full((length,), 9, dtype=dtype)
-            perform(group, calls.Scatter(output, whole.clone() if group.rank == root else None, root), later=later)
-            found.expect(f"scatter from {root} {dtype}", output, whole.view(group.size, length)[group.rank])
-    return found.report()
-
-
 def graphs(size: int) -> list[NeighbourGraph]:
     """A ring one way, a star, and no edges at all; the last with one rank too."""
     ring = tuple(((rank - 1) % size,) if size > 1 else () for rank in range(size))
@@ -426,8 +404,6 @@ PROGRAMS: tuple[Program, ...] = (
     all_to_all,
     broadcast,
     reduce,
-    gather,
-    scatter,
     neighbours,
     barrier,
     messages,
@@ -457,8 +433,6 @@ COLLECTIVES: dict[str, Callable[[int, int], Call]] = {
     "broadcast": lambda rank, size: Broadcast(torch.ones(4), 0),
     "broadcast_from_lost": lambda rank, size: Broadcast(torch.ones(4), size - 1),
     "reduce": lambda rank, size: calls.Reduce(torch.ones(4), 0),
-    "gather": lambda rank, size: calls.Gather(torch.ones(4), torch.ones(4 * size) if rank == 0 else None, 0),
-    "scatter": lambda rank, size: calls.Scatter(torch.ones(4), torch.ones(4 * size) if rank == 0 else None, 0),
     "neighbours": lambda rank, size: calls.NeighbourAllReduce(torch.ones(4), graphs(size)[0], ((0.5, 0.5),) * size),
     "barrier": lambda rank, size: Barrier(),
     "recv": lambda rank, size: Recv(torch.ones(4), size - 1),

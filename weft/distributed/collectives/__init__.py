@@ -3,8 +3,8 @@
 from weft.distributed.collectives.choice import AlgorithmChoice, AlgorithmName, choose
 from weft.distributed.collectives.execution import CollectiveRounds, Round, perform
 from weft.distributed.collectives.message_group import MessageGroup, start_rounds
+from weft.distributed.collectives.moves import Action, Move, Schedule
 from weft.distributed.collectives.probe import PROBED_SIZES, probe
-from weft.distributed.collectives.schedule import Action, Move, Schedule
 
 __all__ = [
     "PROBED_SIZES",

@@ -6,9 +6,9 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from weft.distributed.collectives import all_reduce, flat, rooted
+from weft.distributed.collectives import schedules
 from weft.distributed.collectives.execution import CollectiveRounds, combine, finish_mean, perform
-from weft.distributed.collectives.schedule import Schedule, part_bounds
+from weft.distributed.collectives.moves import Schedule, part_bounds
 from weft.distributed.group import calls
 from weft.distributed.group.calls import ReduceOp
 from weft.distributed.group.dense import copy_back, make_dense
@@ -44,13 +44,13 @@ def _all_reduce_schedule(
 ) -> tuple[Schedule, int]:
     """The schedule, and the number of parts that it cuts a message into."""
     if algorithm == "ring":
-        return all_reduce.ring(rank, size), size
+        return schedules.ring(rank, size), size
     if algorithm == "tree":
-        return all_reduce.tree(rank, size), 1
+        return schedules.tree(rank, size), 1
     if algorithm == "halving_doubling":
-        return all_reduce.halving_doubling(rank, size), 1 << (size.bit_length() - 1)
+        return schedules.halving_doubling(rank, size), 1 << (size.bit_length() - 1)
     per_host = ranks_per_host or size
-    return all_reduce.hierarchical(rank, size, per_host), all_reduce.hierarchical_parts(size, per_host)
+    return schedules.hierarchical(rank, size, per_host), schedules.hierarchical_parts(size, per_host)
 
 
 def _direct(tensor: Tensor, rank: int, size: int, tag: int, op: ReduceOp) -> CollectiveRounds:
@@ -61,7 +61,7 @@ def _direct(tensor: Tensor, rank: int, size: int, tag: int, op: ReduceOp) -> Col
     bounds = part_bounds(tensor.numel(), size)
     own = tensor[bounds[rank] : bounds[rank + 1]]
     bytes_reduced = yield from _reduce_in_rank_order(own, tensor, bounds, rank, size, tag, op)
-    gathering = perform(flat.all_gather(rank, size), tensor, bounds, tag=tag, bytes_reduced=bytes_reduced)
+    gathering = perform(schedules.all_gather(rank, size), tensor, bounds, tag=tag, bytes_reduced=bytes_reduced)
     return (yield from gathering)
 
 
@@ -75,7 +75,7 @@ def _reduce_in_rank_order(
     rows[rank].copy_(tensor[bounds[rank] : bounds[rank + 1]])
     arrived_bounds = [row * length for row in range(size + 1)]
     yield from perform(
-        flat.all_to_all(rank, size), tensor, bounds, tag=tag, target=arrived, target_bounds=arrived_bounds
+        schedules.all_to_all(rank, size), tensor, bounds, tag=tag, target=arrived, target_bounds=arrived_bounds
     )
     total = rows[0]
     for row in rows[1:]:
@@ -106,7 +106,7 @@ def _(call: calls.AllGather, rank: int, size: int, tag: int) -> CollectiveRounds
     output = make_dense(call.output)
     bounds = part_bounds(output.numel(), size)
     output[bounds[rank] : bounds[rank + 1]].copy_(make_dense(call.tensor))
-    yield from perform(flat.all_gather(rank, size), output, bounds, tag=tag)
+    yield from perform(schedules.all_gather(rank, size), output, bounds, tag=tag)
     copy_back(call.output, output)
     return 0
 
@@ -116,7 +116,7 @@ def _(call: calls.AllToAll, rank: int, size: int, tag: int) -> CollectiveRounds:
     source, output = make_dense(call.tensor), make_dense(call.output)
     bounds = part_bounds(source.numel(), size)
     output[bounds[rank] : bounds[rank + 1]].copy_(source[bounds[rank] : bounds[rank + 1]])
-    yield from perform(flat.all_to_all(rank, size), source, bounds, tag=tag, target=output, target_bounds=bounds)
+    yield from perform(schedules.all_to_all(rank, size), source, bounds, tag=tag, target=output, target_bounds=bounds)
     copy_back(call.output, output)
     return 0
 
@@ -124,7 +124,7 @@ def _(call: calls.AllToAll, rank: int, size: int, tag: int) -> CollectiveRounds:
 @rounds_of.register
 def _(call: calls.Broadcast, rank: int, size: int, tag: int) -> CollectiveRounds:
     tensor = make_dense(call.tensor)
-    yield from perform(rooted.broadcast(rank, size, call.root), tensor, [0, tensor.numel()], tag=tag)
+    yield from perform(schedules.broadcast(rank, size, call.root), tensor, [0, tensor.numel()], tag=tag)
     copy_back(call.tensor, tensor)
     return 0
 
@@ -133,41 +133,12 @@ def _(call: calls.Broadcast, rank: int, size: int, tag: int) -> CollectiveRounds
 def _(call: calls.Reduce, rank: int, size: int, tag: int) -> CollectiveRounds:
     # The tensors of the other ranks are left as they are, and inner places of the tree reduce too.
     partial = call.tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
-    schedule = rooted.reduce(rank, size, call.root)
+    schedule = schedules.reduce(rank, size, call.root)
     bytes_reduced = yield from perform(schedule, partial, [0, partial.numel()], tag=tag, op=call.op)
     if rank == call.root:
         finish_mean(partial, call.op, size)
         call.tensor.detach().copy_(partial.view(call.tensor.shape))
     return bytes_reduced
-
-
-@rounds_of.register
-def _(call: calls.Gather, rank: int, size: int, tag: int) -> CollectiveRounds:
-    own = make_dense(call.tensor)
-    buffer = torch.empty(size * own.numel(), dtype=own.dtype, device=own.device)
-    bounds = [place * own.numel() for place in range(size + 1)]
-    place = (rank - call.root) % size
-    buffer[bounds[place] : bounds[place + 1]].copy_(own)
-    yield from perform(rooted.gather(rank, size, call.root), buffer, bounds, tag=tag)
-    if call.output is not None and rank == call.root:
-        in_rank_order = buffer.view(size, own.numel()).roll(call.root, dims=0)
-        call.output.detach().copy_(in_rank_order.view(call.output.shape))
-    return 0
-
-
-@rounds_of.register
-def _(call: calls.Scatter, rank: int, size: int, tag: int) -> CollectiveRounds:
-    output = make_dense(call.output)
-    bounds = [place * output.numel() for place in range(size + 1)]
-    if call.tensor is not None and rank == call.root:
-        rows = make_dense(call.tensor).view(size, output.numel())
-        buffer = rows.roll(-call.root, dims=0).view(-1)
-    else:
-        buffer = torch.empty(size * output.numel(), dtype=output.dtype, device=output.device)
-    yield from perform(rooted.scatter(rank, size, call.root), buffer, bounds, tag=tag)
-    place = (rank - call.root) % size
-    call.output.detach().copy_(buffer[bounds[place] : bounds[place + 1]].view(call.output.shape))
-    return 0
 
 
 @rounds_of.register
@@ -177,7 +148,7 @@ def _(call: calls.NeighbourAllReduce, rank: int, size: int, tag: int) -> Collect
     length = own.numel()
     arrived = torch.empty(num_neighbours * length, dtype=own.dtype, device=own.device)
     bounds = [row * length for row in range(num_neighbours + 1)]
-    schedule = flat.neighbours(rank, call.graph)
+    schedule = schedules.neighbours(rank, call.graph)
     yield from perform(schedule, own, [0, length], tag=tag, target=arrived, target_bounds=bounds)
     total = own * call.weights[rank][0]
     for row, weight in zip(arrived.view(num_neighbours, length), call.weights[rank][1:], strict=True):
@@ -189,5 +160,5 @@ def _(call: calls.NeighbourAllReduce, rank: int, size: int, tag: int) -> Collect
 @rounds_of.register
 def _(call: calls.Barrier, rank: int, size: int, tag: int) -> CollectiveRounds:
     tokens = torch.zeros(2, dtype=torch.uint8)
-    yield from perform(flat.barrier(rank, size), tokens, [0, 1, 2], tag=tag)
+    yield from perform(schedules.barrier(rank, size), tokens, [0, 1, 2], tag=tag)
     return 0

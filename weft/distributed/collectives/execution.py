@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.distributed.collectives.schedule import Action, Parts, Schedule
+from weft.distributed.collectives.moves import Action, Parts, Schedule
 from weft.distributed.group.calls import Recv, ReduceOp, Send
 
 __all__ = ["CollectiveRounds", "Round", "combine", "finish_mean", "perform"]

@@ -18,14 +18,12 @@ __all__ = [
     "Barrier",
     "Broadcast",
     "Call",
-    "Gather",
     "NeighbourAllReduce",
     "NeighbourGraph",
     "Recv",
     "Reduce",
     "ReduceOp",
     "ReduceScatter",
-    "Scatter",
     "Send",
 ]
 
@@ -100,24 +98,6 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
-    """`output` is given at `root` alone."""
-
-    tensor: Tensor
-    output: Tensor | None = None
-    root: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Scatter:
-    """`tensor`, with `size` equal parts along dimension 0, is given at `root` alone."""
-
-    output: Tensor
-    tensor: Tensor | None = None
-    root: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class NeighbourAllReduce:
     """In place: `weights[rank][0]` times the own tensor plus `weights[rank][1 + i]` times the i-th neighbour's."""
 
@@ -132,16 +112,5 @@ class Barrier:
 
 
 Call = (
-    Send
-    | Recv
-    | AllReduce
-    | ReduceScatter
-    | AllGather
-    | AllToAll
-    | Broadcast
-    | Reduce
-    | Gather
-    | Scatter
-    | NeighbourAllReduce
-    | Barrier
+    Send | Recv | AllReduce | ReduceScatter | AllGather | AllToAll | Broadcast | Reduce | NeighbourAllReduce | Barrier
 )

@@ -85,22 +85,6 @@ def _check_reduce(call: calls.Reduce, rank: int, size: int) -> None:
     _check_op(call.tensor, call.op)
 
 
-def _check_gather(call: calls.Gather, rank: int, size: int) -> None:
-    _check_root(call.root, size)
-    if rank == call.root:
-        if call.output is None:
-            raise UsageError(f"gather has no output at its root (root: {call.root}); give one there")
-        _check_parts(call.output, call.tensor, size)
-
-
-def _check_scatter(call: calls.Scatter, rank: int, size: int) -> None:
-    _check_root(call.root, size)
-    if rank == call.root:
-        if call.tensor is None:
-            raise UsageError(f"scatter has no tensor at its root (root: {call.root}); give one there")
-        _check_parts(call.tensor, call.output, size)
-
-
 _CHECKS: dict[type, Callable[[Any, int, int], None]] = {
     calls.Send: _check_message,
     calls.Recv: _check_message,
@@ -110,7 +94,5 @@ _CHECKS: dict[type, Callable[[Any, int, int], None]] = {
     calls.AllToAll: _check_all_to_all,
     calls.Broadcast: lambda call, rank, size: _check_root(call.root, size),
     calls.Reduce: _check_reduce,
-    calls.Gather: _check_gather,
-    calls.Scatter: _check_scatter,
     calls.NeighbourAllReduce: _check_weights,
 }

@@ -115,14 +115,6 @@ class AbstractGroup(ABC):
         self.run(calls.Reduce(tensor, root, op))
 
     @final
-    def gather(self, tensor: Tensor, output: Tensor | None = None, root: int = 0) -> None:
-        self.run(calls.Gather(tensor, output, root))
-
-    @final
-    def scatter(self, output: Tensor, tensor: Tensor | None = None, root: int = 0) -> None:
-        self.run(calls.Scatter(output, tensor, root))
-
-    @final
     def neighbour_all_reduce(
         self, tensor: Tensor, graph: NeighbourGraph, weights: tuple[tuple[float, ...], ...]
     ) -> None:

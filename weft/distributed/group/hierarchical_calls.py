@@ -103,29 +103,6 @@ def _reduce(call: calls.Reduce, grid: Grid) -> Stages:
         copy_back(call.tensor, total.div_(grid.size) if call.op == "mean" else total)
 
 
-def _gather(call: calls.Gather, grid: Grid) -> Stages:
-    row, column = divmod(call.root, grid.num_columns)
-    dense = make_dense(call.tensor)
-    of_row = dense.new_empty(dense.numel() * grid.num_columns) if grid.column == column else None
-    yield FIRST_ROW, calls.Gather(dense, of_row, column)
-    if of_row is not None:
-        output = None if grid.rank != call.root or call.output is None else make_dense(call.output)
-        yield COLUMN, calls.Gather(of_row, output, row)
-        if output is not None and call.output is not None:
-            copy_back(call.output, output)
-
-
-def _scatter(call: calls.Scatter, grid: Grid) -> Stages:
-    row, column = divmod(call.root, grid.num_columns)
-    output = make_dense(call.output)
-    of_row = output.new_empty(output.numel() * grid.num_columns) if grid.column == column else None
-    if of_row is not None:
-        whole = None if grid.rank != call.root or call.tensor is None else make_dense(call.tensor)
-        yield COLUMN, calls.Scatter(of_row, whole, row)
-    yield SECOND_ROW, calls.Scatter(output, of_row, column)
-    copy_back(call.output, output)
-
-
 def _barrier(call: calls.Barrier, grid: Grid) -> Stages:
     yield FIRST_ROW, call
     yield COLUMN, call
@@ -137,10 +114,8 @@ _STAGES: dict[type, Callable[[Any, Grid], Stages]] = {
     calls.AllToAll: _all_to_all,
     calls.Barrier: _barrier,
     calls.Broadcast: _broadcast,
-    calls.Gather: _gather,
     calls.Reduce: _reduce,
     calls.ReduceScatter: _reduce_scatter,
-    calls.Scatter: _scatter,
 }
 
 

@@ -87,14 +87,6 @@ def start_call(endpoint: MpiEndpoint, call: Call) -> StartedCall:
             return StartedCall(
                 [comm.Ibcast(endpoint.bytes_of(dense), call.root)], lambda: copy_back(call.tensor, dense)
             )
-        case calls.Gather():
-            return _start_gather(endpoint, call)
-        case calls.Scatter():
-            output = make_dense(call.output)
-            whole = make_dense(call.tensor) if call.tensor is not None and endpoint.rank == call.root else None
-            given = None if whole is None else endpoint.bytes_of(whole)
-            request = comm.Iscatter(given, endpoint.bytes_of(output), call.root)
-            return StartedCall([request], lambda: copy_back(call.output, output), (given,))
         case calls.NeighbourAllReduce():
             return _start_neighbour_all_reduce(endpoint, call)
 
@@ -127,15 +119,6 @@ def _start_reduction(endpoint: MpiEndpoint, call: calls.AllReduce | calls.Reduce
             copy_back(target, total)
 
     return StartedCall([request], finish, (own,))
-
-
-def _start_gather(endpoint: MpiEndpoint, call: calls.Gather) -> StartedCall:
-    buffer = endpoint.bytes_of(make_dense(call.tensor))
-    if endpoint.rank != call.root or call.output is None:
-        return StartedCall([endpoint.collectives.Igather(buffer, None, call.root)], buffers=(buffer,))
-    target, output = call.output, make_dense(call.output)
-    request = endpoint.collectives.Igather(buffer, endpoint.bytes_of(output), call.root)
-    return StartedCall([request], lambda: copy_back(target, output), (buffer,))
 
 
 def _start_neighbour_all_reduce(endpoint: MpiEndpoint, call: calls.NeighbourAllReduce) -> StartedCall:

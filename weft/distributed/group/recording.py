@@ -18,15 +18,7 @@ Key = TypeVar("Key")
 
 def message_bytes(call: Call) -> int:
     """Bytes of the tensor that the call brings, or that it fills where it brings none."""
-    match call:
-        case calls.Barrier():
-            return 0
-        case calls.Scatter(output=output, tensor=None):
-            tensor = output
-        case _:
-            assert call.tensor is not None
-            tensor = call.tensor
-    return tensor.numel() * tensor.element_size()
+    return 0 if isinstance(call, calls.Barrier) else call.tensor.nbytes
 
 
 @dataclass(frozen=True)

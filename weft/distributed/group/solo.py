@@ -16,7 +16,7 @@ __all__ = ["SoloGroup"]
 
 @final
 class SoloGroup(AbstractGroup):
-    """One rank by itself. Reductions leave their tensor as it is; gathers and scatters copy.
+    """One rank by itself. Reductions leave their tensor as it is; gathers copy.
 
     >>> group = SoloGroup()
     >>> total = torch.tensor([1.0, 2.0])
@@ -48,9 +48,7 @@ class SoloGroup(AbstractGroup):
     def start(self, call: Call) -> AbstractWork:
         check_call(call, 0, 1)
         match call:
-            case calls.AllGather() | calls.AllToAll() | calls.ReduceScatter() | calls.Gather() | calls.Scatter():
-                # The checks have made sure that both are given: rank 0 is every root.
-                assert call.output is not None and call.tensor is not None
+            case calls.AllGather() | calls.AllToAll() | calls.ReduceScatter():
                 call.output.detach().copy_(call.tensor.detach().reshape(call.output.shape))
             case calls.NeighbourAllReduce():
                 call.tensor.detach().mul_(call.weights[0][0])

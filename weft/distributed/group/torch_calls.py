@@ -72,8 +72,6 @@ def start_call(endpoint: TorchEndpoint, call: Call, neighbour_tag: int) -> Start
             return StartedCall(works, lambda: copy_back(call.tensor, dense), is_message=True)
         case calls.NeighbourAllReduce():
             return _start_neighbour_all_reduce(endpoint, call, neighbour_tag)
-        case calls.Scatter():
-            return _start_scatter(endpoint, call) if call.output.numel() else StartedCall([])
         case _ if call.tensor.numel() == 0:
             return StartedCall([])
         case calls.AllReduce() | calls.Reduce():
@@ -82,8 +80,6 @@ def start_call(endpoint: TorchEndpoint, call: Call, neighbour_tag: int) -> Start
             return _start_reduce_scatter(endpoint, call)
         case calls.AllGather() | calls.AllToAll():
             return _start_exchange(endpoint, call)
-        case calls.Gather():
-            return _start_gather(endpoint, call)
         case calls.Broadcast():
             dense = make_dense(call.tensor)
             work = endpoint.transport.broadcast(
@@ -130,24 +126,6 @@ def _start_exchange(endpoint: TorchEndpoint, call: calls.AllGather | calls.AllTo
 
 def _exchange_parts(endpoint: TorchEndpoint, output: Tensor, dense: Tensor) -> Any:
     return endpoint.transport.alltoall_base(as_bytes(output), as_bytes(dense), [], [], _c10d.AllToAllOptions())
-
-
-def _start_gather(endpoint: TorchEndpoint, call: calls.Gather) -> StartedCall:
-    options = _options(_c10d.GatherOptions(), rootRank=call.root)
-    dense = as_bytes(make_dense(call.tensor))
-    if endpoint.rank != call.root or call.output is None:
-        return StartedCall([endpoint.transport.gather([], [dense], options)])
-    target, output = call.output, make_dense(call.output)
-    work = endpoint.transport.gather([list(as_bytes(output).chunk(endpoint.size))], [dense], options)
-    return StartedCall([work], lambda: copy_back(target, output))
-
-
-def _start_scatter(endpoint: TorchEndpoint, call: calls.Scatter) -> StartedCall:
-    output, parts = make_dense(call.output), []
-    if endpoint.rank == call.root and call.tensor is not None:
-        parts = [list(as_bytes(make_dense(call.tensor)).chunk(endpoint.size))]
-    work = endpoint.transport.scatter([as_bytes(output)], parts, _options(_c10d.ScatterOptions(), rootRank=call.root))
-    return StartedCall([work], lambda: copy_back(call.output, output))
 
 
 def _start_neighbour_all_reduce(endpoint: TorchEndpoint, call: calls.NeighbourAllReduce, tag: int) -> StartedCall:

@@ -17,7 +17,7 @@ from weft.errors import UsageError
 __all__ = ["BACKEND", "WeftProcessGroup"]
 
 BACKEND = "weft"
-_UNEVEN = -1  # the tag of messages that stand for an all-to-all of unequal parts
+_PARTS = -1  # the tag of messages that stand for a gather, a scatter, or an all-to-all of unequal parts
 
 # torch's stubs list further overloads that nothing calls on a backend.
 _ProcessGroup: Any = dist.ProcessGroup
@@ -128,16 +128,15 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work:
         root = 0 if opts is None else opts.rootRank
-        if self._group.rank != root:
-            return self._start([calls.Gather(inputs[0], None, root)], [])
-        whole = _stack(outputs[0])
-        gather = calls.Gather(inputs[0], whole, root)
-        return self._start([gather], outputs[0], opts, lambda: _copy_parts(outputs[0], whole))
+        parts = outputs[0] if self._group.rank == root else []
+        recvs = [calls.Recv(part, peer, _PARTS) for peer, part in enumerate(parts)]
+        return self._start([*recvs, calls.Send(inputs[0], root, _PARTS)], parts)
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work:
         root = 0 if opts is None else opts.rootRank
-        source = torch.stack(inputs[0]) if self._group.rank == root else None
-        return self._start([calls.Scatter(outputs[0], source, root)], outputs)
+        parts = inputs[0] if self._group.rank == root else []
+        sends = [calls.Send(part, peer, _PARTS) for peer, part in enumerate(parts)]
+        return self._start([calls.Recv(outputs[0], root, _PARTS), *sends], outputs)
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
@@ -166,8 +165,8 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _exchange(self, outputs: list[Tensor], inputs: list[Tensor], result: list[Tensor]) -> dist.Work:
         """Parts of any size, each to its rank."""
-        sends = [calls.Send(tensor, peer, _UNEVEN) for peer, tensor in enumerate(inputs)]
-        recvs = [calls.Recv(tensor, peer, _UNEVEN) for peer, tensor in enumerate(outputs)]
+        sends = [calls.Send(tensor, peer, _PARTS) for peer, tensor in enumerate(inputs)]
+        recvs = [calls.Recv(tensor, peer, _PARTS) for peer, tensor in enumerate(outputs)]
         return self._start([*recvs, *sends], result)
 
     def _start(

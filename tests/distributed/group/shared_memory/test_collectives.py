@@ -131,14 +131,6 @@ def test_calls_that_move_parts(run_ranks: Run, size: int, length: int, compiled:
         total = torch.full((length,), sum(100.0 * r + 1 for r in ranks))
         results["reduce"] = part, total if rank == root else mark(rank, 1)
 
-        whole = torch.zeros(size * length)
-        group.gather(mark(rank, 2), whole if rank == root else None, root)
-        results["gather"] = whole, torch.cat([mark(r, 2) for r in ranks]) if rank == root else torch.zeros_like(whole)
-
-        part = torch.empty(length)
-        group.scatter(part, mine if rank == root else None, root)
-        results["scatter"] = part, mark(root, rank)
-
         group.barrier()
         return [name for name, (got, wanted) in results.items() if not torch.equal(got, wanted)]
 

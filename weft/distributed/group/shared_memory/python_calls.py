@@ -40,7 +40,7 @@ class Collectives:
     def run(self, request: Request) -> Iterator[int]:
         """In each round post a chunk, then take what is needed of those of the others."""
         memory = self._memory
-        is_parted = request.kind in (codes.REDUCE_SCATTER, codes.ALL_TO_ALL, codes.SCATTER)
+        is_parted = request.kind in (codes.REDUCE_SCATTER, codes.ALL_TO_ALL)
         room = STAGE_BYTES // (memory.size if is_parted else 1) // 64 * 64
         num_bytes = request.length * request.width
         peers = [peer for peer in range(memory.size) if peer != memory.rank]
@@ -96,13 +96,8 @@ class Collectives:
             case codes.ALL_TO_ALL:
                 for peer in ranks:
                     write(peer, staged(peer, rank))
-            case codes.GATHER if is_root:
-                for peer in ranks:
-                    write(peer, staged(peer))
             case codes.BROADCAST if not is_root:
                 write(0, staged(request.root))
-            case codes.SCATTER:
-                write(0, staged(request.root, rank))
             case codes.NEIGHBOUR_ALL_REDUCE:
                 write(0, reduce_weighted(request, [staged(peer) for peer in (rank, *request.neighbours)]))
 

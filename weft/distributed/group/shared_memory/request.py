@@ -15,7 +15,7 @@ __all__ = ["Request", "make_request"]
 
 # The numbers are those of collectives.h and reduce.h.
 SEND, RECV, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST = range(7)
-REDUCE, GATHER, SCATTER, NEIGHBOUR_ALL_REDUCE, BARRIER = range(7, 12)
+REDUCE, NEIGHBOUR_ALL_REDUCE, BARRIER = range(7, 10)
 
 TYPES = {
     torch.float32: 0,
@@ -109,19 +109,6 @@ def _broadcast(call: calls.Broadcast, rank: int, size: int) -> Request:
     return Request(BROADCAST, inner, inner, inner.nbytes, root=call.root, back=back)
 
 
-def _gather(call: calls.Gather, rank: int, size: int) -> Request:
-    check_call(call, rank, size)
-    target, back = _target(call.output) if rank == call.root and call.output is not None else (None, None)
-    return Request(GATHER, _dense(call.tensor), target, call.tensor.nbytes, root=call.root, back=back)
-
-
-def _scatter(call: calls.Scatter, rank: int, size: int) -> Request:
-    check_call(call, rank, size)
-    source = _dense(call.tensor) if rank == call.root and call.tensor is not None else None
-    target, back = _target(call.output)
-    return Request(SCATTER, source, target, call.output.nbytes, root=call.root, back=back)
-
-
 def _neighbour_all_reduce(call: calls.NeighbourAllReduce, rank: int, size: int) -> Request:
     check_call(call, rank, size)
     inner, back = _target(call.tensor)
@@ -139,7 +126,7 @@ def _neighbour_all_reduce(call: calls.NeighbourAllReduce, rank: int, size: int) 
     )
 
 
-# Messages may also go to the rank itself, and under tags below 0: torch's all-to-all of unequal parts is made of them.
+# Messages may also go to the rank itself, and under tags below 0: torch's gathers, scatters and unequal parts do.
 def _send(call: calls.Send, rank: int, size: int) -> Request:
     _check_peer(call.peer, size)
     return Request(SEND, _dense(call.tensor), None, call.tensor.nbytes, root=call.peer, tag=call.tag)
@@ -161,12 +148,10 @@ _REQUESTS: dict[type, Callable[[Any, int, int], Request]] = {
     calls.AllToAll: _all_to_all,
     calls.Barrier: _barrier,
     calls.Broadcast: _broadcast,
-    calls.Gather: _gather,
     calls.NeighbourAllReduce: _neighbour_all_reduce,
     calls.Recv: _recv,
     calls.Reduce: _reduce,
     calls.ReduceScatter: _reduce_scatter,
-    calls.Scatter: _scatter,
     calls.Send: _send,
 }
 

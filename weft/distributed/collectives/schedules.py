@@ -1,23 +1,38 @@
-"""All-reduce schedules: how the copies of a message become, everywhere, their sum.
+"""Schedules of the collectives, by rank and size.
 
-Each keeps a fixed order of summation (told with each phase), and the finished sum of a part is computed by one rank and
-copied to the others, or by a pair with the same two operands: every rank ends with the same bits.
+An all-reduce makes the copies of a message, everywhere, their sum. Each algorithm keeps a fixed order of summation (told
+with each phase), and the finished sum of a part is computed by one rank and copied to the others, or by a pair with the
+same two operands: every rank ends with the same bits.
 """
 
 from functools import lru_cache
 
+from weft.distributed.collectives.moves import Action, Move, Schedule, all_parts
 from weft.distributed.collectives.phases import (
     doubling_all_gather,
     halving_reduce_scatter,
+    pairwise_exchange,
     ring_all_gather,
     ring_reduce_scatter,
     tree_broadcast,
     tree_reduce,
 )
-from weft.distributed.collectives.schedule import Action, Move, Schedule, all_parts
+from weft.distributed.group.calls import NeighbourGraph
 from weft.planning.collective_cost import log2_ceil
 
-__all__ = ["halving_doubling", "hierarchical", "hierarchical_parts", "ring", "tree"]
+__all__ = [
+    "all_gather",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "halving_doubling",
+    "hierarchical",
+    "hierarchical_parts",
+    "neighbours",
+    "reduce",
+    "ring",
+    "tree",
+]
 
 # A ring of 256 ranks holds 510 rounds for each of them: a cache of two such rings, and of all smaller ones.
 CACHED = 512
@@ -104,3 +119,54 @@ def hierarchical_parts(size: int, ranks_per_host: int) -> int:
     """One part for each rank, or one for each host where the last is ragged."""
     ranks_per_host = min(ranks_per_host, size)
     return size if size % ranks_per_host == 0 else -(-size // ranks_per_host)
+
+
+@lru_cache(CACHED)
+def all_gather(rank: int, size: int) -> Schedule:
+    """Around the ring; part r is rank r's."""
+    return ring_all_gather(range(size), rank, all_parts(size))
+
+
+@lru_cache(CACHED)
+def all_to_all(rank: int, size: int) -> Schedule:
+    """Pairwise: sends part j of the input to rank j, receives part i of the output from rank i."""
+    return pairwise_exchange(range(size), rank, all_parts(size))
+
+
+@lru_cache(CACHED)
+def barrier(rank: int, size: int) -> Schedule:
+    """Dissemination: in round k a token goes 2^k ranks on. After the last round every rank has heard of all others.
+
+    round 0:   0 -> 1 -> 2 -> 3 -> 4 -> 0        round 1:   0 -> 2 -> 4 -> 1 -> 3 -> 0        round 2:   4 on
+    """
+    return tuple(
+        (
+            Move(Action.SEND, (rank + (1 << k)) % size, (0, 1)),
+            Move(Action.RECV, (rank - (1 << k)) % size, (1, 2)),
+        )
+        for k in range(log2_ceil(size))
+    )
+
+
+@lru_cache(CACHED)
+def neighbours(rank: int, graph: NeighbourGraph) -> Schedule:
+    """One round: part 0 to all ranks that list this one, part i of the output from the i-th rank that it lists."""
+    sends = (Move(Action.SEND, peer, (0, 1)) for peer, sources in enumerate(graph) if rank in sources)
+    recvs = (Move(Action.RECV, source, (i, i + 1)) for i, source in enumerate(graph[rank]))
+    return ((*sends, *recvs),)
+
+
+@lru_cache(CACHED)
+def broadcast(rank: int, size: int, root: int) -> Schedule:
+    return tree_broadcast(_places(size, root), (rank - root) % size, (0, 1), depth=log2_ceil(size))
+
+
+@lru_cache(CACHED)
+def reduce(rank: int, size: int, root: int) -> Schedule:
+    """Order of the sum: that of the tree over places, (x0 + x1) + (x2 + x3), ..."""
+    return tree_reduce(_places(size, root), (rank - root) % size, (0, 1), depth=log2_ceil(size))
+
+
+def _places(size: int, root: int) -> tuple[int, ...]:
+    """Ranks counted from the root: place v is rank (root + v) mod size."""
+    return tuple((root + place) % size for place in range(size))
