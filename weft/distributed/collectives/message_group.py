@@ -11,7 +11,6 @@ from weft.distributed.collectives.choice import AlgorithmChoice
 from weft.distributed.collectives.execution import CollectiveRounds
 from weft.distributed.group.calls import AllReduce, Call, Recv, Send
 from weft.distributed.group.checks import check_call
-from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.group import AbstractGroup, AbstractWork
 from weft.errors import UsageError
 
@@ -42,26 +41,11 @@ class MessageGroup(AbstractGroup):
     """
 
     def __init__(self, transport: AbstractGroup, choice: AlgorithmChoice | None = None) -> None:
+        super().__init__(transport.rank, transport.size, clock=transport.clock, generation=transport.generation)
         self._transport = transport
         self._choice = choice or AlgorithmChoice()
         self._num_started = 0
         self._under_way: list[_CollectiveWork] = []
-
-    @property
-    def rank(self) -> int:
-        return self._transport.rank
-
-    @property
-    def size(self) -> int:
-        return self._transport.size
-
-    @property
-    def generation(self) -> int:
-        return self._transport.generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._transport.clock
 
     def start(self, call: Call) -> AbstractWork:
         check_call(call, self.rank, self.size)

@@ -1,6 +1,6 @@
 """Schedules of the collectives, by rank and size.
 
-An all-reduce makes the copies of a message, everywhere, their sum. Each algorithm keeps a fixed order of summation (told
+An all-reduce makes the copies of a message, everywhere, their sum. Each algorithm keeps a fixed order of sums (told
 with each phase), and the finished sum of a part is computed by one rank and copied to the others, or by a pair with the
 same two operands: every rank ends with the same bits.
 """

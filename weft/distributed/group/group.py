@@ -46,22 +46,29 @@ class AbstractGroup(ABC):
       PeerLostError on every surviving rank, and the error names the peer.
     """
 
-    @property
-    @abstractmethod
-    def rank(self) -> int: ...
+    def __init__(self, rank: int, size: int, *, clock: AbstractClock, generation: int = 0) -> None:
+        self._rank, self._size, self._clock, self._generation = rank, size, clock, generation
 
+    @final
     @property
-    @abstractmethod
-    def size(self) -> int: ...
+    def rank(self) -> int:
+        return self._rank
 
+    @final
     @property
-    @abstractmethod
+    def size(self) -> int:
+        return self._size
+
+    @final
+    @property
     def generation(self) -> int:
         """Counts the memberships that came before this one: a group is never repaired, it is replaced."""
+        return self._generation
 
+    @final
     @property
-    @abstractmethod
-    def clock(self) -> AbstractClock: ...
+    def clock(self) -> AbstractClock:
+        return self._clock
 
     @abstractmethod
     def start(self, call: Call) -> AbstractWork: ...

@@ -15,7 +15,6 @@ from torch import Tensor
 from weft.distributed.group import calls
 from weft.distributed.group.calls import Call
 from weft.distributed.group.checks import check_call
-from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.group import AbstractGroup, AbstractWork
 from weft.distributed.group.hierarchical_calls import COLUMN, FIRST_ROW, SECOND_ROW, Grid, Stages, stages_of
 from weft.errors import PeerLostError, UsageError
@@ -32,6 +31,7 @@ class HierarchicalGroup(AbstractGroup):
     """
 
     def __init__(self, inside: AbstractGroup, whole: AbstractGroup) -> None:
+        super().__init__(whole.rank, whole.size, clock=whole.clock, generation=whole.generation)
         _check_order(inside, whole)
         self._inside, self._whole = inside, whole
         self._grid = Grid(*divmod(whole.rank, inside.size), whole.size // inside.size, inside.size)
@@ -39,22 +39,6 @@ class HierarchicalGroup(AbstractGroup):
         self._stages = (inside, column, inside.split(0, inside.rank))
         self._under_way: list[_StagedWork] = []
         self._lost: PeerLostError | None = None
-
-    @property
-    def rank(self) -> int:
-        return self._whole.rank
-
-    @property
-    def size(self) -> int:
-        return self._whole.size
-
-    @property
-    def generation(self) -> int:
-        return self._whole.generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._whole.clock
 
     def start(self, call: Call) -> AbstractWork:
         check_call(call, self.rank, self.size)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from weft.distributed.group.calls import Call, Recv, Send
 from weft.distributed.group.checks import check_call
-from weft.distributed.group.clock import AbstractClock, RealClock
+from weft.distributed.group.clock import RealClock
 from weft.distributed.group.group import AbstractGroup, AbstractWork
 from weft.distributed.group.liveness import LivenessMonitor, Store
 from weft.distributed.group.mpi_calls import MpiEndpoint, StartedCall, start_call
@@ -83,8 +83,9 @@ class MpiGroup(AbstractGroup):
     ) -> None:
         self._mpi = import_mpi()
         whole = communicator or self._mpi.COMM_WORLD
+        super().__init__(whole.rank, whole.size, clock=RealClock(), generation=generation)
         self._endpoint = MpiEndpoint(self._mpi, whole.rank, whole.size, whole.Dup(), whole.Dup(), whole.Dup())
-        self._timeout, self._generation, self._clock = timeout, generation, RealClock()
+        self._timeout = timeout
         self._store = store or open_store(whole, timeout, is_one_host=_is_one_host(self._mpi, whole))
         self._num_splits = 0
         self._is_open = True
@@ -92,22 +93,6 @@ class MpiGroup(AbstractGroup):
         self._liveness = LivenessMonitor(
             self._heartbeats, self.rank, self.size, timeout=timeout, on_lost=self._leave_at_exit
         )
-
-    @property
-    def rank(self) -> int:
-        return self._endpoint.rank
-
-    @property
-    def size(self) -> int:
-        return self._endpoint.size
-
-    @property
-    def generation(self) -> int:
-        return self._generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._clock
 
     def start(self, call: Call) -> AbstractWork:
         check_call(call, self.rank, self.size)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from weft.distributed.group import calls
 from weft.distributed.group.calls import Call
-from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.group import AbstractGroup, AbstractWork
 
 __all__ = ["GroupTraffic", "RecordingGroup", "message_bytes"]
@@ -58,6 +57,7 @@ class RecordingGroup(AbstractGroup):
     """Wraps any group and changes nothing but its own counts. Groups that are split off count for themselves."""
 
     def __init__(self, inner: AbstractGroup) -> None:
+        super().__init__(inner.rank, inner.size, clock=inner.clock, generation=inner.generation)
         self._inner = inner
         self._traffic = GroupTraffic()
 
@@ -70,22 +70,6 @@ class RecordingGroup(AbstractGroup):
     def inner(self) -> AbstractGroup:
         """The group that this one wraps."""
         return self._inner
-
-    @property
-    def rank(self) -> int:
-        return self._inner.rank
-
-    @property
-    def size(self) -> int:
-        return self._inner.size
-
-    @property
-    def generation(self) -> int:
-        return self._inner.generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._inner.clock
 
     def start(self, call: Call) -> AbstractWork:
         work = self._inner.start(call)

@@ -26,24 +26,7 @@ class SoloGroup(AbstractGroup):
     """
 
     def __init__(self, *, clock: AbstractClock | None = None, generation: int = 0) -> None:
-        self._clock = clock or RealClock()
-        self._generation = generation
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def size(self) -> int:
-        return 1
-
-    @property
-    def generation(self) -> int:
-        return self._generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._clock
+        super().__init__(0, 1, clock=clock or RealClock(), generation=generation)
 
     def start(self, call: Call) -> AbstractWork:
         check_call(call, 0, 1)

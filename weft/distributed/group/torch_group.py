@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.distributed.group.calls import Call, Recv, Send
 from weft.distributed.group.checks import check_call
-from weft.distributed.group.clock import AbstractClock, RealClock
+from weft.distributed.group.clock import RealClock
 from weft.distributed.group.group import AbstractGroup, AbstractWork
 from weft.distributed.group.liveness import LivenessMonitor, Store
 from weft.distributed.group.torch_calls import StartedCall, TorchEndpoint, start_call
@@ -61,9 +61,8 @@ class TorchGroup(AbstractGroup):
         interface: str | None = "lo",
         generation: int = 0,
     ) -> None:
-        self._store, self._rank, self._size, self._generation = store, rank, size, generation
-        self._timeout, self._backend, self._interface = timeout, backend, interface
-        self._clock = RealClock()
+        super().__init__(rank, size, clock=RealClock(), generation=generation)
+        self._store, self._timeout, self._backend, self._interface = store, timeout, backend, interface
         self._num_splits = 0
         self._num_calls = 0
         self._transport: Any = None
@@ -75,22 +74,6 @@ class TorchGroup(AbstractGroup):
         self._liveness.begin(opening)
         opening.run(self._open)
         opening.wait()
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    @property
-    def generation(self) -> int:
-        return self._generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._clock
 
     def start(self, call: Call) -> AbstractWork:
         check_call(call, self._rank, self._size)

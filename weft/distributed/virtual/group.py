@@ -65,14 +65,13 @@ class VirtualGroup(AbstractGroup):
         find_membership: FindMembership,
         generation: int = 0,
     ) -> None:
+        clock = VirtualClock(network, membership.ranks[rank])
+        super().__init__(rank, len(membership.ranks), clock=clock, generation=generation)
         self._network = network
         self._membership = membership
-        self._rank = rank
         self._cluster_rank = membership.ranks[rank]
         self._choice = choice
         self._find_membership = find_membership
-        self._generation = generation
-        self._clock = VirtualClock(network, self._cluster_rank)
         self._num_collectives = 0
         self._num_splits = 0
         self._is_closed = False
@@ -86,22 +85,6 @@ class VirtualGroup(AbstractGroup):
     def cluster_rank(self) -> int:
         """The rank in the whole cluster, from which a group that was split off counts anew."""
         return self._cluster_rank
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return len(self._membership.ranks)
-
-    @property
-    def generation(self) -> int:
-        return self._generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._clock
 
     def start(self, call: Call) -> AbstractWork:
         self._network.scheduler.check()

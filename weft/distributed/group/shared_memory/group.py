@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.distributed.group.calls import Call
-from weft.distributed.group.clock import AbstractClock, RealClock
+from weft.distributed.group.clock import RealClock
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.shared_memory.opening import Attachment, attach, can_compile
 from weft.distributed.group.shared_memory.rendezvous import AbstractRendezvous, FolderRendezvous
@@ -59,29 +59,12 @@ class SharedMemoryGroup(AbstractGroup):
         if isinstance(rendezvous, (str, Path)):
             rendezvous = FolderRendezvous(Path(rendezvous), generation)
         is_compiled = can_compile() if compiled is None else compiled
-        self._rank, self._size = rank, size
+        super().__init__(rank, size, clock=RealClock(), generation=generation)
         self._member = SegmentMember(rank, size, generation, is_compiled)
         self._timeout = timeout
-        self._clock = RealClock()
         self._attachment: Attachment | None = attach(rendezvous, self._member, timeout)
         self._owner = Owner(rank, timeout, {})
         self._shut = weakref.finalize(self, self._attachment.close)  # also when the interpreter ends
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    @property
-    def generation(self) -> int:
-        return self._member.generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._clock
 
     def start(self, call: Call) -> SharedMemoryWork:
         attachment = self._attachment
