@@ -1,10 +1,10 @@
 """Groups along the axes of a mesh, on the ranks of a virtual cluster."""
 
 import torch
-from weft.distributed.group.virtual import run_virtual
 
 from weft.distributed.group import AbstractGroup
 from weft.distributed.mesh import MeshGroups
+from weft.distributed.virtual import run_virtual
 from weft.specs import Mesh
 
 

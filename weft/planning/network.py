@@ -145,7 +145,7 @@ class LinkSchedule:
 
 @dataclass(frozen=True)
 class NetworkFit:
-    """What was timed (bytes, seconds of one way), and the line through it."""
+    """Times of messages (bytes, seconds of one way), and the line through them."""
 
     sizes: tuple[int, ...]
     times: tuple[float, ...]

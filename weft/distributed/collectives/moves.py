@@ -13,7 +13,7 @@ __all__ = ["Action", "Move", "Parts", "Schedule", "all_parts", "part_bounds"]
 
 
 class Action(Enum):
-    """What a move does with its parts: send them, receive over them, or receive and reduce into them."""
+    """The kinds of moves of parts: send them, receive over them, or receive and reduce into them."""
 
     SEND = "send"
     RECV = "recv"

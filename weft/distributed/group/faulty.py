@@ -96,7 +96,7 @@ class FaultyGroup(AbstractGroup):
         return self._inner
 
     def start(self, call: Call) -> AbstractWork:
-        if self._meet_faults(call):
+        if self._apply_faults(call):
             return DoneWork()
         return self._inner.start(call)
 
@@ -105,7 +105,7 @@ class FaultyGroup(AbstractGroup):
 
     def split(self, colour: int, key: int) -> AbstractGroup:
         """The part is not faulty: its ranks and calls are counted anew."""
-        self._meet_faults(None)
+        self._apply_faults(None)
         return self._inner.split(colour, key)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -114,7 +114,7 @@ class FaultyGroup(AbstractGroup):
     def close(self) -> None:
         self._inner.close()
 
-    def _meet_faults(self, call: Call | None) -> bool:
+    def _apply_faults(self, call: Call | None) -> bool:
         """Wait or die as this call's faults ask; whether the call is dropped."""
         index = self._num_calls
         self._num_calls += 1

@@ -39,6 +39,8 @@ class DoneWork(AbstractWork):
 class AbstractGroup(ABC):
     """Ranks that exchange tensors. `start` is the asynchronous form of a call; `run` and the named methods wait.
 
+    Calls write their results in place, as `weft.distributed.group.calls` says of each.
+
     Rules, held by one contract suite over all kinds:
     - All ranks start the same collectives in the same order. Messages between two ranks with one tag keep their order.
     - A tensor given to a call is not touched by the caller until the call is done.

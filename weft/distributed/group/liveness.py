@@ -28,7 +28,7 @@ POLL_SECONDS = 0.002
 
 
 class Store(Protocol):
-    """What is needed of the stores of torch.distributed, whose type stubs are incomplete."""
+    """The methods used of the stores of torch.distributed, whose type stubs are incomplete."""
 
     def set(self, key: str, value: str, /) -> None: ...
 

@@ -63,7 +63,7 @@ class RecordingGroup(AbstractGroup):
 
     @property
     def traffic(self) -> GroupTraffic:
-        """What has passed so far."""
+        """The counts so far."""
         return self._traffic
 
     @property

@@ -136,7 +136,7 @@ class TorchGroup(AbstractGroup):
             raise UsageError(f"group is closed (rank: {self._rank}, size: {self._size}); open a new one")
 
     def _ask(self, store: Store, rank: int) -> tuple[int, int]:
-        """What a rank gave to `split`; PeerLostError where it never comes."""
+        """The colour and key that a rank gave to `split`; PeerLostError where it never comes."""
         asking = _TorchWork(self._liveness)
         self._liveness.begin(asking, peer=rank)
         deadline = time.monotonic() + self._timeout

@@ -26,7 +26,7 @@ MOST_WAITS_TOLD = 16
 
 @dataclass(frozen=True)
 class VirtualResult:
-    """What the ranks returned (None where one died), and what it took in virtual time."""
+    """The results of the ranks (None where one died), and what they took in virtual time."""
 
     results: tuple[Any, ...]
     seconds: tuple[float, ...]
@@ -61,9 +61,14 @@ def run_virtual(
 ) -> VirtualResult:
     """Run `program(group)` on `size` virtual ranks, the same way every time.
 
-    A peer that keeps a rank waiting for `timeout` virtual seconds, or has died `notice` seconds ago, is lost. Every
-    rank begins with the caller's torch random state and has one of its own. The first rank that fails ends the run, and
-    its error is raised, with a note that tells the rank.
+    Every rank begins with the caller's torch random state and has one of its own. The first rank that fails ends the
+    run, and its error is raised, with a note that tells the rank.
+
+    Args:
+        choice: of all-reduce algorithms; by default the fastest on the network, by message size.
+        timeout: virtual seconds after which a peer that keeps a rank waiting is lost.
+        notice: virtual seconds after which a peer that died is lost.
+        trace: whether the result tells what each rank did when.
 
     >>> import torch
     >>> def program(group):
@@ -94,7 +99,7 @@ class _Cluster:
         self._choice = choice
         self._timeout = timeout
         self._notice = notice
-        self._scheduler = Scheduler(size, timeout, self._judge)
+        self._scheduler = Scheduler(size, timeout, self._on_timeout)
         links = LinkSchedule(network, size)
         self._network = VirtualNetwork(self._scheduler, links, size, gamma=network.gamma, trace=trace)
         self._lost: set[int] = set()
@@ -162,7 +167,7 @@ class _Cluster:
         for transport in self._network.transports.values():
             transport.lose(rank, reason)
 
-    def _judge(self, rank: int) -> None:
+    def _on_timeout(self, rank: int) -> None:
         """A rank has waited for long: find whom it waits for in the end."""
         chain = self._chain(self._network.waits[rank])
         last = chain[-1]
@@ -172,7 +177,7 @@ class _Cluster:
         elif last in chain[:-1] or not self._scheduler.has_events:
             self._scheduler.fail(None, TrainingError(self._deadlock_text()))
         else:
-            self._scheduler.watch(rank)
+            self._scheduler.mark_parked(rank)
 
     def _chain(self, work: AbstractWait) -> list[AbstractWait | int]:
         """Who waits for whom: ends in a rank that has not come, in a work seen before, or in one that is moving."""

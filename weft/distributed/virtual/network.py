@@ -19,7 +19,7 @@ Channel = tuple[int, int, int, int]
 
 
 class AbstractWait(ABC):
-    """What a parked rank waits for."""
+    """The reason for which a rank is parked."""
 
     @abstractmethod
     def awaited(self) -> list[int]:

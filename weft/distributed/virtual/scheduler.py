@@ -1,12 +1,12 @@
 """The scheduler of the virtual cluster: ranks are threads that run one at a time, in the order of virtual time.
 
-    events, by (time, rank, sequence)            the baton: exactly one thread runs
+    events, by (time, rank, sequence)            whose turn it is: exactly one thread runs
       (0.000, 0)  resume rank 0  ------------->  rank 0 computes ... charge(0.002)
       (0.000, 1)  resume rank 1  ------------->  rank 1 computes ... waits for a message
-      (0.001, 1)  a message arrives              (run by whichever thread holds the baton)
+      (0.001, 1)  a message arrives              (run by whichever thread has the turn)
       (0.002, 0)  resume rank 0  ------------->  ...
 
-A rank gives the baton away only where it waits or lets time pass, and keeps it where the next event is its own. So time
+A rank gives its turn away only where it waits or lets time pass, and keeps it where the next event is its own. So time
 never runs backwards, nothing runs at the same time as anything else, and the same program gives the same run.
 """
 
@@ -32,30 +32,30 @@ class StoppedError(BaseException):
 
 @final
 class _Rank:
-    __slots__ = ("baton", "is_over", "parked", "random_state", "thread")
+    __slots__ = ("is_over", "parked", "random_state", "thread", "turn")
 
     def __init__(self, thread: threading.Thread, random_state: torch.Tensor) -> None:
         self.thread = thread
         self.random_state = random_state
-        self.baton = threading.Lock()
-        self.baton.acquire()
+        self.turn = threading.Lock()
+        self.turn.acquire()
         self.is_over = False
         self.parked = 0
 
 
 @final
 class Scheduler:
-    """Runs `body(rank)` for each rank. `judge(rank)` is asked what to do about a rank that was parked for `timeout`
+    """Runs `body(rank)` for each rank. `on_timeout(rank)` is called for a rank that was parked for `timeout`
     virtual seconds, or that nothing can wake any more."""
 
-    def __init__(self, size: int, timeout: float, judge: Callable[[int], None]) -> None:
+    def __init__(self, size: int, timeout: float, on_timeout: Callable[[int], None]) -> None:
         self.now = 0.0
         self.num_events = 0
         self.num_switches = 0
         self.failure: tuple[int | None, BaseException] | None = None
         self._size = size
         self._timeout = timeout
-        self._judge = judge
+        self._on_timeout = on_timeout
         self._is_stopping = False
         self._events: list[tuple[float, int, int, Action | None]] = []
         self._sequence = 0
@@ -116,10 +116,10 @@ class Scheduler:
     def park(self, rank: int) -> None:
         """Wait until `resume`."""
         self.check()
-        self.watch(rank)
+        self.mark_parked(rank)
         self._take_turns(rank)
 
-    def watch(self, rank: int) -> None:
+    def mark_parked(self, rank: int) -> None:
         """Mark a rank as parked from now, for another timeout."""
         self._num_parks += 1
         self._ranks[rank].parked = self._num_parks
@@ -132,7 +132,9 @@ class Scheduler:
         random_state = torch.get_rng_state()
         self._all_over.acquire()
         for rank in range(self._size):
-            thread = threading.Thread(target=self._live, args=(rank, body), name=f"virtual rank {rank}", daemon=True)
+            thread = threading.Thread(
+                target=self._run_rank, args=(rank, body), name=f"virtual rank {rank}", daemon=True
+            )
             self._ranks.append(_Rank(thread, random_state))
             self.at(0.0, rank, None)
         # Between the first thread's start and the wait for the last one, Ctrl-C would leave ranks without a keeper.
@@ -162,9 +164,9 @@ class Scheduler:
             for state in self._ranks:
                 state.is_over = not state.thread.is_alive()
 
-    def _live(self, rank: int, body: Callable[[int], None]) -> None:
+    def _run_rank(self, rank: int, body: Callable[[int], None]) -> None:
         me = self._ranks[rank]
-        me.baton.acquire()
+        me.turn.acquire()
         try:
             self.check()
             torch.set_rng_state(me.random_state)
@@ -186,18 +188,18 @@ class Scheduler:
         if following is not None:
             self.num_switches += 1
             me.random_state = torch.get_rng_state()
-            self._ranks[following].baton.release()
-            me.baton.acquire()
+            self._ranks[following].turn.release()
+            me.turn.acquire()
         self.check()
         torch.set_rng_state(me.random_state)
 
     def _pass_on(self) -> None:
-        """Give the baton to the next rank, when stopping to any that is left, at last back to `run`."""
+        """Give the turn to the next rank, when stopping to any that is left, at last back to `run`."""
         following = self._next_rank()
         if following is None:
             following = next((rank for rank, state in enumerate(self._ranks) if not state.is_over), None)
-        baton = self._all_over if following is None else self._ranks[following].baton
-        baton.release()
+        turn = self._all_over if following is None else self._ranks[following].turn
+        turn.release()
 
     def _next_rank(self) -> int | None:
         """Run events up to the next that resumes a rank; None when all ranks are over or must stop."""
@@ -207,7 +209,7 @@ class Scheduler:
                 deadlines.popleft()
             if deadlines and (not events or deadlines[0][0] < events[0][0]):
                 self.now, rank, _ = deadlines.popleft()
-                self._judge(rank)
+                self._on_timeout(rank)
                 continue
             if not events:
                 return None
