@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.errors import DivergedError, PeerLostError, TrainingError
 from weft.graph import AbstractExecutor, State
 from weft.metrics.metric import Rule
-from weft.metrics.record import Evaluation
+from weft.records.record import Evaluation
 from weft.specs import Batch
 from weft.training import events
 from weft.training.datasets import Splits

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from weft.errors import DivergedError, PeerLostError, RunFolderError, UsageError
-from weft.metrics.record import Repetition, RunRecord
-from weft.metrics.record_file import new_record, read_record, write_record
-from weft.metrics.run_folder import RunFolder
+from weft.records.record import Repetition, RunRecord
+from weft.records.record_file import new_record, read_record, write_record
+from weft.records.run_folder import RunFolder
 from weft.torch_private import use_determinism
 from weft.training.build import build_task, check_recipe
 from weft.training.checkpoint import Snapshot, latest_checkpoint

@@ -20,11 +20,11 @@ from weft.distributed.consistency.server import ServedReplicas, serve, settings_
 from weft.distributed.group import AbstractGroup
 from weft.distributed.mailbox import VirtualMailbox
 from weft.distributed.virtual import run_virtual
-from weft.engines.pairing import Pairing
+from weft.distributed.channels.neighbours import Pairing
 from weft.errors import DivergedError
-from weft.metrics.record import Repetition, RunRecord
-from weft.metrics.record_file import read_record
-from weft.metrics.run_folder import RunFolder, create_run_folder
+from weft.records.record import Repetition, RunRecord
+from weft.records.record_file import read_record
+from weft.records.run_folder import RunFolder, create_run_folder
 from weft.specs import parse_plan
 from weft.torch_private import use_determinism
 from weft.training import run as run_module

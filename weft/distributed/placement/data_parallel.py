@@ -51,6 +51,10 @@ class DataParallel(AbstractReplicas):
         return self._mesh
 
     @property
+    def group(self) -> AbstractGroup:
+        return self._group
+
+    @property
     def is_synchronous(self) -> bool:
         return True
 

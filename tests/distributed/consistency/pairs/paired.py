@@ -13,7 +13,7 @@ from weft.distributed.consistency.pairs import Event, GossipReplicas, read_journ
 from weft.distributed.group import AbstractGroup
 from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, MailFault, RecordingMailbox, VirtualMailbox
 from weft.distributed.virtual import die, run_virtual
-from weft.engines.pairing import Pairing
+from weft.distributed.channels.neighbours import Pairing
 from weft.graph import State
 from weft.specs import parse_plan
 from weft.training.optimizers import AbstractOptimizer

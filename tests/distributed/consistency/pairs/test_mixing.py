@@ -10,7 +10,7 @@ from tests.distributed.consistency.cases import make_replicas, trace
 from tests.distributed.consistency.pairs.paired import Course, journals_of, run_pairs, train
 from tests.distributed.consistency.pairs.test_schemes import same
 from tests.distributed.consistency.server.served import make_parameters, momentum
-from tests.distributed.test_proof import small_mlp, splits_of
+from tests.proving.test_lockstep import small_mlp, splits_of
 from weft.distributed.consistency.pairs import (
     GossipReplicas,
     Mean,
@@ -23,9 +23,9 @@ from weft.distributed.consistency.pairs import (
 from weft.distributed.consistency.pairs.meeting import mix
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
-from weft.distributed.proof import trace_ranks
-from weft.engines.paired_proof import trace_training
-from weft.engines.pairing import Pairing
+from weft.proving.lockstep import trace_ranks
+from weft.proving.paired import trace_training
+from weft.distributed.channels.neighbours import Pairing
 from weft.graph import State
 from weft.planning.gossip_graphs import make_split
 from weft.specs import parse_plan

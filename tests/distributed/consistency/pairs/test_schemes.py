@@ -13,7 +13,7 @@ from weft.distributed.consistency.pairs.protocol import Tag
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
 from weft.distributed.mailbox import Duplicate
-from weft.engines.pairing import Pairing
+from weft.distributed.channels.neighbours import Pairing
 from weft.errors import RunFolderError
 from weft.graph import State
 from weft.planning.gossip_graphs import GRAPHS, make_split

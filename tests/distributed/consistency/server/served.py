@@ -27,7 +27,7 @@ from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
 from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, MailFault, RecordingMailbox, VirtualMailbox
 from weft.distributed.virtual import TEN_GIGABIT, die, run_virtual
-from weft.engines.simulation import with_host_servers
+from weft.simulation.simulate import with_host_servers
 from weft.graph import State
 from weft.planning.network import NetworkModel
 from weft.specs import Plan, parse_plan
