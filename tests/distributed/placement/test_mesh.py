@@ -3,7 +3,7 @@
 import torch
 
 from weft.distributed.group import AbstractGroup
-from weft.distributed.mesh import MeshGroups
+from weft.distributed.placement.mesh import MeshGroups
 from weft.distributed.virtual import run_virtual
 from weft.specs import Mesh
 
