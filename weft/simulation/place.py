@@ -107,5 +107,7 @@ def with_host_servers(network: NetworkModel, plan: Plan) -> NetworkModel:
     if not network.ranks_per_host:
         return network
     first = plan.roles.num_addresses - plan.num_hosts
-    guests = tuple((first + host, network.host_of(host * plan.ranks_per_host)) for host in range(plan.num_hosts))
-    return replace(network, guests=guests)
+    host_overrides = tuple(
+        (first + host, network.host_of(host * plan.ranks_per_host)) for host in range(plan.num_hosts)
+    )
+    return replace(network, host_overrides=host_overrides)
