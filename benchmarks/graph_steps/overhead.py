@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.graph import PlannedProgram, Terms, capture
-from weft.graph.program import refuse
+from weft.graph.programs.program import refuse
 
 __all__ = ["measure_overhead"]
 

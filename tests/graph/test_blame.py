@@ -9,8 +9,8 @@ from torch import Tensor, fx, nn
 
 from tests.graph.steps import graph_of, plain
 from weft.graph import AbstractProgram, Difference, Graph, TapeProgram, capture, first_difference, relative_error
-from weft.graph.program import Sink
-from weft.graph.structure import pick
+from weft.graph.ir.pytree import pick
+from weft.graph.programs.program import Sink
 
 aten = torch.ops.aten
 RANDOM = torch.Generator().manual_seed(0).get_state()

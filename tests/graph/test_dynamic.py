@@ -22,7 +22,7 @@ from weft.graph import (
     text_of,
     training_step,
 )
-from weft.graph.dynamic import Dynamic
+from weft.graph.capture.dynamic_sizes import Dynamic
 from weft.specs import TaskSpec, TensorSpec
 from weft.training.models import MODELS
 

@@ -78,7 +78,7 @@ def test_memory_that_autograd_shares_is_seen() -> None:
 def test_without_that_sight_the_sink_would_not_own_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     # Found by the contract: of (a.view(n) + b.view(n)), autograd gives a and b one piece of memory, and weighing the
     # gradients of micro-batches in place weighed them twice.
-    monkeypatch.setattr("weft.graph.eager.shares_memory", lambda _: False)
+    monkeypatch.setattr("weft.graph.executors.eager.shares_memory", lambda _: False)
     check_sink_owns = {check.__name__: check for check in CHECKS}["check_sink_owns"]
     with pytest.raises(AssertionError):
         check_sink_owns(Subject("blind", EagerExecutor), {case.name: case for case in CASES}["viewed"])

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.graph import EagerExecutor
-from weft.graph.finite import first_bad_in_forward, first_bad_of, is_finite
+from weft.graph.executors.non_finite import first_bad_in_forward, first_bad_of, is_finite
 from weft.specs import Batch
 
 BATCH = Batch((torch.ones(4, 3),), (torch.zeros(4, 3),))

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from weft.errors import GraphError
 from weft.graph import Program, capture
-from weft.graph.recording import Recorder
-from weft.graph.tracing import note_call
+from weft.graph.capture.recorder import Recorder
+from weft.graph.capture.tracing import note_call
 from weft.torch_private import fake_mode
 
 Change = Callable[[Tensor, Tensor], Any]

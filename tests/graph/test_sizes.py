@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import GraphError
-from weft.graph.encoding import decode, encode
-from weft.graph.sizes import Condition, Size, resolved, sizes_in
+from weft.graph.formats.json_values import decode, encode
+from weft.graph.ir.symbolic_sizes import Condition, Size, resolved, sizes_in
 
 BATCH, LENGTH = Size("name", ("batch",)), Size("name", ("length",))
 

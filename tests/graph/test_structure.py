@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import GraphError
-from weft.graph.structure import fill, flatten, paths_of, pick, relabel
+from weft.graph.ir.pytree import fill, flatten, paths_of, pick, relabel
 
 leaves = st.builds(lambda: torch.zeros(1)) | st.none() | st.integers() | st.text(max_size=3) | st.booleans()
 nested = st.recursive(

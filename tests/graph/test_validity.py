@@ -12,8 +12,8 @@ from torch import fx, nn
 from tests.graph.steps import descent, descent_inputs, graph_of
 from weft.errors import GraphError
 from weft.graph import Graph, capture, check_graph, check_pass, check_shapes
-from weft.graph.sizes import Condition, Size
-from weft.graph.validity import RULES
+from weft.graph.ir.symbolic_sizes import Condition, Size
+from weft.graph.ir.verification import RULES
 
 aten = torch.ops.aten
 

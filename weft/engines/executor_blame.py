@@ -21,7 +21,7 @@ from weft.graph import (
     inference_step,
     training_step,
 )
-from weft.graph.structure import pick
+from weft.graph.ir.pytree import pick
 from weft.specs import Batch
 from weft.training.build import EXECUTORS
 from weft.training.component import build

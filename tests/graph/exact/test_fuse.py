@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.graph import Program, Terms, capture
-from weft.graph.exact import fuse_exactly
+from weft.graph.exact_fusion import fuse_exactly
 from weft.graph.fusion import regions_of
-from weft.graph.planned import fused_program
+from weft.graph.memory_plan import fused_program
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from weft.graph import Graph, capture
-from weft.graph.exact import bind_kernel, find_kernel, kernel
-from weft.graph.exact.expressions import source_of
+from weft.graph.exact_fusion import bind_kernel, find_kernel, kernel
+from weft.graph.exact_fusion.cpp_source import source_of
 from weft.graph.fusion.region import Region, make_region
 
 aten = torch.ops.aten

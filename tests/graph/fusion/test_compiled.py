@@ -71,7 +71,7 @@ def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch
     def fail(*_: object) -> None:
         raise RuntimeError("No working C++ compiler found\nand more")
 
-    monkeypatch.setattr("weft.graph.fusion.compiled.compile_with_inductor", fail)
+    monkeypatch.setattr("weft.graph.fusion.inductor.compile_with_inductor", fail)
     (region,) = regions_of(fuse(capture(lambda s, b: (b.cos().tan(), s), (), torch.ones(3)), worth=always)).values()
     with pytest.raises(GraphError, match=r"cannot be compiled \(.*: No working C\+\+ compiler found\); install"):
         compile_region(region)

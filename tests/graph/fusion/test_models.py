@@ -14,10 +14,9 @@ from tests.graph.fusion.test_fuse import always
 from tests.graph.steps import plain
 from tests.graph.test_generated_models import SUBJECTS, cross_entropy, draw
 from weft.graph import EagerExecutor, Graph, Step, capture, check_shapes, rewrite
-from weft.graph.calls import call_of
 from weft.graph.fusion import fuse, regions_of
-from weft.graph.replay import replay
-from weft.graph.structure import fill, pick
+from weft.graph.ir.interpreter import call_of, replay
+from weft.graph.ir.pytree import fill, pick
 from weft.training.optimizers import OPTIMIZERS, Momentum
 from weft.training.optimizers.optimizer import Shared
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.graph.jax.samples import SAMPLES, Sample
 from weft.graph.jax import OPERATORS
-from weft.graph.jax.types import to_jax, to_torch
+from weft.graph.jax.conversion import to_jax, to_torch
 
 UNDEFINED = {  # what lies in memory that nobody has written to is no result
     "aten.empty.memory_format",

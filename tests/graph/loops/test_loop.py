@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from weft.errors import CorruptFileError, GraphError
 from weft.graph import Program, capture, check_shapes, extend, grad, load_graph, loop, rewrite, save_graph, text_of
-from weft.graph.loops import registry
+from weft.graph.formats import loop_bodies
 from weft.graph.loops.body import flatten_each, record_body
 from weft.graph.loops.gradient import backward_program, forward_program
 from weft.graph.loops.revolve import first_checkpoints
@@ -207,7 +207,7 @@ def test_a_graph_without_gradients_gets_them_by_extension_and_no_second_ones() -
 
 def forget_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a new process, which has never seen a body."""
-    monkeypatch.setattr(registry, "_BODIES", {})
+    monkeypatch.setattr(loop_bodies, "_BODIES", {})
     forward_program.cache_clear()
     backward_program.cache_clear()
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from weft.graph.onnx import IMPORTS, from_onnx
-from weft.graph.onnx.operators import Definition
-from weft.graph.onnx.types import tensor_of
+from weft.graph.onnx.import_operator import Definition
+from weft.graph.onnx.tensor_types import tensor_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the cases' own arithmetic warns
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
 
-from weft.graph.planned.arena import ALIGNMENT, Arena, Span, place_all
+from weft.graph.memory_plan.arena import ALIGNMENT, Arena, Span, place_all
 
 
 def named(spans: list[Span]) -> dict[fx.Node, Span]:

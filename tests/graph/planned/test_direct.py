@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.graph.planned.direct import direct_call
+from weft.graph.memory_plan.direct_calls import direct_call
 
 aten = torch.ops.aten
 X, Y = torch.ones(3, 3), torch.ones(3, 3)

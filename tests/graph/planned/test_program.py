@@ -12,9 +12,9 @@ from tests.graph.planned.random_steps import Recipe, inputs, recipes, step_of
 from tests.graph.steps import descent, descent_inputs
 from weft.errors import GraphError
 from weft.graph import Graph, PlannedProgram, Program, Terms, capture, rewrite
-from weft.graph.planned import Arena, homes
-from weft.graph.program import refuse
-from weft.graph.structure import paths_of
+from weft.graph.ir.pytree import paths_of
+from weft.graph.memory_plan import Arena, storage_plan
+from weft.graph.programs.program import refuse
 
 REPLACING = Terms(replaced=("state",))
 
@@ -53,12 +53,12 @@ def test_a_plan_that_forgets_late_readers_is_caught(tmp_path: Path, monkeypatch:
 
     graph = capture(step, *inputs(0))
     check_three_steps(graph, tmp_path)
-    reads = homes._Planner._last_reads
+    reads = storage_plan._Planner._last_reads
 
-    def first_reads(planner: homes._Planner, nodes: Any) -> dict[fx.Node, int]:
+    def first_reads(planner: storage_plan._Planner, nodes: Any) -> dict[fx.Node, int]:
         return {node: min(last, planner._numbers[node] + 1) for node, last in reads(planner, nodes).items()}
 
-    monkeypatch.setattr(homes._Planner, "_last_reads", first_reads)
+    monkeypatch.setattr(storage_plan._Planner, "_last_reads", first_reads)
     with pytest.raises(AssertionError):
         check_three_steps(graph, tmp_path)
 

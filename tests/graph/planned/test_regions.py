@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.graph import PlannedProgram, Program, Terms, capture
 from weft.graph.fusion import fuse
-from weft.graph.planned.regions import kept_apart
+from weft.graph.fusion.inductor import kept_apart
 
 SIZE = 50_000  # as large as fusing pays
 

@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from weft.graph import capture
-from weft.graph.planned.variants import is_pointwise, written_into
+from weft.graph.memory_plan.out_variants import is_pointwise, written_into
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ from weft.errors import GraphError
 from weft.graph import Program, Rule, capture, rewrite
 from weft.graph.fusion import fuse
 from weft.graph.rewrites import pattern_rule
-from weft.graph.rewrites.dead import DEAD
+from weft.graph.rewrites.cleanup import DEAD
 from weft.graph.rewrites.pattern import Number, Op, Var, only
 from weft.graph.rewrites.pattern import add as plus
 
@@ -145,7 +145,7 @@ def test_rules_and_reassociate_exclude_each_other() -> None:
 @pytest.fixture
 def exchange(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Tensor], Tensor]]:
     """An operator that counts as talking to other ranks."""
-    monkeypatch.setattr("weft.graph.roles.COLLECTIVES", ("weft_rules_test.",))
+    monkeypatch.setattr("weft.graph.ir.side_effects.COLLECTIVES", ("weft_rules_test.",))
     library = torch.library.Library("weft_rules_test", "FRAGMENT")
     library.define("exchange(Tensor x) -> Tensor")
     library.impl("exchange", torch.clone, "CompositeExplicitAutograd")

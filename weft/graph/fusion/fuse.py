@@ -18,9 +18,9 @@ from weft.graph.fusion.contraction import boundary_of, contract
 from weft.graph.fusion.members import is_view_in_region, members_of, owner_of
 from weft.graph.fusion.partition import connected, in_chunks, levels_of
 from weft.graph.fusion.region import Region, region_of
-from weft.graph.graph import Graph
+from weft.graph.ir.graph import Graph
+from weft.graph.ir.verification import check_pass
 from weft.graph.rewrites.price import price_of_node
-from weft.graph.validity import check_pass
 from weft.operators import tensor_bytes
 
 __all__ = ["fuse", "is_cheaper", "regions_of", "unfuse"]

@@ -7,7 +7,8 @@ from typing import cast
 import torch
 from torch import Tensor, fx
 
-from weft.graph.rewrites.memory import PLAIN_VIEWS, has_known_shape, is_free_to_go
+from weft.graph.ir.memory_layout import PLAIN_VIEWS, has_known_shape
+from weft.graph.ir.side_effects import is_pure
 from weft.torch_private import schema_of
 
 __all__ = ["is_view_in_region", "members_of", "owner_of"]
@@ -77,7 +78,7 @@ def owner_of(node: fx.Node) -> fx.Node:
 
 def _may_be_compiled(node: fx.Node) -> bool:
     schema = schema_of(node.target)
-    if schema is None or schema.is_mutable or not is_free_to_go(node):
+    if schema is None or schema.is_mutable or not is_pure(node):
         return False
     is_element_wise = torch.Tag.pointwise in getattr(node.target, "tags", ()) or node.target in _ALSO
     return (is_element_wise or node.target in _REDUCTIONS) and not _is_slower_compiled(node)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import fx
 
-from weft.graph.rewrites.memory import is_free_to_go
+from weft.graph.ir.side_effects import is_pure
 
 __all__ = ["connected", "in_chunks", "levels_of", "predecessors_of"]
 
@@ -27,7 +27,7 @@ def predecessors_of(nodes: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     last_kept: fx.Node | None = None
     for node in nodes.nodes:
         before[node] = list(node.all_input_nodes)
-        if node.op == "call_function" and not is_free_to_go(node):
+        if node.op == "call_function" and not is_pure(node):
             if last_kept is not None:
                 before[node].append(last_kept)
             last_kept = node

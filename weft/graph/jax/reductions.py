@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from weft.graph.jax.types import jax_dtype
+from weft.graph.jax.conversion import jax_dtype
 
 __all__ = ["TABLE"]
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from weft.graph.jax.types import jax_dtype
+from weft.graph.jax.conversion import jax_dtype
 
 __all__ = ["TABLE"]
 

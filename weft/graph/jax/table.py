@@ -12,8 +12,9 @@ from jax import Array
 from torch import Tensor, fx
 
 from weft.errors import GraphError
-from weft.graph.calls import call_of
-from weft.graph.graph import Graph, is_random
+from weft.graph.ir.graph import Graph
+from weft.graph.ir.interpreter import call_of
+from weft.graph.ir.side_effects import is_random
 from weft.graph.jax import elementwise, layers, losses, products, reductions, shapes
 
 __all__ = ["OPERATORS", "apply_drawn", "check_supported", "draw", "is_drawn"]

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from weft.errors import GraphError
-from weft.graph.graph import Graph
-from weft.graph.loops.registry import hash_of_body, register_body
-from weft.graph.recording import Recorder, runner_of
-from weft.graph.sizes import Size, shape_of
-from weft.graph.structure import Tree, fill, flatten, paths_of, relabel
-from weft.graph.tracing import enter, finish, note_call, use_recording
+from weft.graph.capture.recorder import Recorder
+from weft.graph.capture.tracing import enter, finish, note_call, use_recording
+from weft.graph.formats.loop_bodies import hash_of_body, register_body
+from weft.graph.ir.graph import Graph
+from weft.graph.ir.interpreter import runner_of
+from weft.graph.ir.pytree import Tree, fill, flatten, paths_of, relabel
+from weft.graph.ir.symbolic_sizes import Size, shape_of
 from weft.torch_private import fake_mode, mode_of, use_no_modes
 
 __all__ = ["Iteration", "flatten_each", "record_body"]

@@ -6,11 +6,11 @@ from typing import Any
 from torch import Tensor
 
 from weft.errors import GraphError
+from weft.graph.ir.pytree import fill
+from weft.graph.ir.symbolic_sizes import size_of
 from weft.graph.loops.body import Iteration, flatten_each, record_body
 from weft.graph.loops.operators import call_loop
 from weft.graph.loops.revolve import checkpoints_for
-from weft.graph.sizes import size_of
-from weft.graph.structure import fill
 from weft.torch_private import hint_of
 
 __all__ = ["loop"]

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.graph.dynamic import measure
+from weft.graph.formats.loop_bodies import find_body
+from weft.graph.ir.pytree import fill
+from weft.graph.ir.symbolic_sizes import resolved, shape_of
 from weft.graph.loops.gradient import backward_program, forward_program, is_differentiable
-from weft.graph.loops.registry import find_body
 from weft.graph.loops.revolve import schedule
-from weft.graph.sizes import resolved, shape_of
-from weft.graph.structure import fill
+from weft.graph.programs.program import measure_sizes
 
 __all__ = ["Tensors", "outputs_like", "run_backward", "run_forward"]
 
@@ -107,7 +107,7 @@ class _Reverse:
     def __call__(self, arguments: list[Tensor], step: int) -> None:
         given = [*arguments, *_dense(self.of_carried), *_dense([tensor[step] for tensor in self._of_outputs])]
         if self._program.graph.conditions:
-            measure(self._program.graph, given)
+            measure_sizes(self._program.graph, given)
         results, _ = self._program.run(given, _nothing_is_sunk, None)
         found = iter(fill(self._program.graph.results, results)["outputs"])
         self.of_carried = [_or_zeros(next(found), before) for before in self.of_carried]

@@ -9,7 +9,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, fx
 
-from weft.graph.onnx.types import onnx_type
+from weft.graph.onnx.tensor_types import onnx_type
 
 __all__ = ["OPSET", "Builder", "Export", "Input", "value_of"]
 

@@ -11,12 +11,12 @@ from torch.func import functional_call
 
 from weft.atomic import write_bytes
 from weft.errors import GraphError
-from weft.graph.capture import capture
-from weft.graph.graph import Graph
+from weft.graph.capture.capture import capture
+from weft.graph.ir.graph import Graph
+from weft.graph.ir.pytree import paths_of, pick
 from weft.graph.onnx.builder import Builder
 from weft.graph.onnx.export_table import EXPORTS
 from weft.graph.rewrites import rewrite
-from weft.graph.structure import paths_of, pick
 
 __all__ = ["check_exportable", "export", "graph_to_onnx", "output_name", "to_onnx"]
 

@@ -10,8 +10,7 @@ import torch
 from torch import fx
 
 from weft.graph.rewrites.pattern import Anything, Call, Found, Number, Op, Var, neg
-from weft.graph.rewrites.replacement import pattern_rule
-from weft.graph.rewrites.rule import Rule
+from weft.graph.rewrites.rule import Rule, pattern_rule
 
 __all__ = ["ALGEBRA"]
 

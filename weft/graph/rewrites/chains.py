@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from weft.graph.rewrites.memory import layout_of
+from weft.graph.ir.memory_layout import layout_of
 from weft.graph.rewrites.pattern import Call, Found
 from weft.graph.rewrites.price import price_of_node
-from weft.graph.rewrites.replacement import Imagined, imagine, put
+from weft.graph.rewrites.rule import Imagined, imagine, put
 from weft.torch_private import size_hints
 
 __all__ = ["Chain", "Parts", "Writer", "rewrite_chains", "size_of"]

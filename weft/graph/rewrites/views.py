@@ -3,10 +3,9 @@
 import torch
 from torch import Tensor, fx
 
-from weft.graph.rewrites.memory import PLAIN_VIEWS, layout_of
+from weft.graph.ir.memory_layout import PLAIN_VIEWS, layout_of
 from weft.graph.rewrites.pattern import Anything, Call, Found, Op, Var
-from weft.graph.rewrites.replacement import pattern_rule
-from weft.graph.rewrites.rule import Rule
+from weft.graph.rewrites.rule import Rule, pattern_rule
 
 __all__ = ["VIEWS"]
 

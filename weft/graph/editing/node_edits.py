@@ -1,0 +1,243 @@
+"""Edits of a graph: operators and variables added, removed and replaced. Each gives a new graph, checked.
+
+    add_operator       a call on variables that are there; its outputs are variables for further edits
+    remove_operator    a call whose outputs nobody reads
+    replace_operator   another call in its place, with outputs of the same shapes and types
+    replace_variable   whoever read one variable reads another
+    add_input, remove_input, add_output, remove_output
+
+Variables are given as objects, `graph.variables["mm"]`, among literals: `add_operator(g, aten.mul.Tensor, mm, 2)`.
+"""
+
+import operator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from weft.errors import GraphError, nearest
+from weft.graph.ir.graph import Graph, Operator, Variable
+from weft.graph.ir.interpreter import runner_of
+from weft.graph.ir.pytree import Tree, drop, paths_of, put, relabel
+from weft.graph.ir.side_effects import is_collective, is_random
+from weft.graph.ir.symbolic_sizes import resolved, spec_of
+from weft.graph.ir.verification import check_graph
+from weft.torch_private import mode_of, schema_of
+
+__all__ = [
+    "add_input",
+    "add_operator",
+    "add_output",
+    "remove_input",
+    "remove_operator",
+    "remove_output",
+    "replace_operator",
+    "replace_variable",
+]
+
+
+def add_operator(
+    graph: Graph, target: Any, *args: Any, name: str = "", line: str = "", **kwargs: Any
+) -> tuple[Graph, Operator]:
+    """The graph with one more call, behind all that it reads, and that call.
+
+    Args:
+        target: an operator, such as `torch.ops.aten.mul.Tensor`.
+        args, kwargs: what it is called with; variables stand for their values.
+        name: what it is to be called; by default after its operator.
+
+    Raises:
+        GraphError: not an operator, or one that writes in place; or these arguments are not for it.
+
+    >>> from weft.graph.capture.capture import capture
+    >>> graph = capture(lambda state, batch: (batch + 1, state), (), torch.ones(2))
+    >>> graph, twice = add_operator(graph, torch.ops.aten.mul.Tensor, graph.variables["add"], 2)
+    >>> twice.target, twice.outputs[0].shape
+    ('aten.mul.Tensor', (2,))
+    """
+    edited = graph.edited()
+    node = _insert(edited, target, args, kwargs, before=edited.nodes.output_node(), name=name)
+    _add_items(edited, node)
+    node.meta |= {"is_backward": False, "in_grad_mode": False, "line": line}
+    after = _checked(edited)
+    return after, _operator(after, node.name)
+
+
+def remove_operator(graph: Graph, name: str) -> Graph:
+    """
+    Raises:
+        GraphError: something reads it; or it draws random numbers or talks to other ranks, and others would notice.
+    """
+    edited = graph.edited()
+    node = _find(edited, _operator(graph, name).name)
+    _refuse_to_lose(node)
+    items = [user for user in node.users if user.target is operator.getitem]
+    readers = [reader for output in (node, *items) for reader in output.users if reader not in items]
+    if readers:
+        found = ", ".join(dict.fromkeys("a result" if reader.op == "output" else reader.name for reader in readers))
+        raise GraphError(f"operator is read ({name}, by: {found}); replace it, or remove those first")
+    for item in items:
+        edited.nodes.erase_node(item)
+    edited.nodes.erase_node(node)
+    return _checked(edited)
+
+
+def replace_operator(graph: Graph, name: str, target: Any, *args: Any, **kwargs: Any) -> Graph:
+    """The graph with another call in the place of one. Its outputs have the shapes and types of those replaced."""
+    edited = graph.edited()
+    old = _find(edited, _operator(graph, name).name)
+    _refuse_to_lose(old)
+    new = _insert(edited, target, args, kwargs, before=old)
+    new.meta |= {key: value for key, value in old.meta.items() if key != "val"}
+    _check_same(old, new)
+    old.replace_all_uses_with(new)
+    edited.nodes.erase_node(old)
+    return _checked(edited)
+
+
+def replace_variable(graph: Graph, old: Variable, new: Variable) -> Graph:
+    """The graph in which whoever read `old`, a result too, reads `new`, which has its shape and type."""
+    edited = graph.edited()
+    before, after = _find(edited, old.name), _find(edited, new.name)
+    _check_same(before, after)
+    before.replace_all_uses_with(after, delete_user_cb=lambda user: user is not after)
+    return _checked(edited)
+
+
+def add_input(graph: Graph, path: str, like: Tensor) -> tuple[Graph, Variable]:
+    """The graph with one more tensor in its batch, of this shape and type: `add_input(graph, "batch.mask", mask)`."""
+    if path.partition(".")[0] != "batch":
+        raise GraphError(f"an input is added to the batch (path: {path}); what is added to the state has to be updated")
+    edited = graph.edited()
+    place = len(edited.placeholders)
+    first = next(node for node in edited.nodes.nodes if node.op != "placeholder")
+    mode = mode_of(node.meta["val"] for node in edited.nodes.nodes if isinstance(node.meta.get("val"), Tensor))
+    assert mode is not None, "a graph that was captured has fake tensors"
+    with edited.nodes.inserting_before(first):
+        node = edited.nodes.placeholder("".join(c if c.isalnum() else "_" for c in path.partition(".")[2]))
+    node.meta["val"] = mode.from_tensor(like.detach(), static_shapes=True)
+    after = _checked(replace(edited, arguments=put(edited.arguments, path, place)))
+    return after, after.variables[node.name]
+
+
+def remove_input(graph: Graph, path: str) -> Graph:
+    """The graph without a tensor of its batch that nobody reads."""
+    places = dict(paths_of(graph.arguments))
+    if path not in places or path.partition(".")[0] != "batch":
+        raise GraphError(f"no such input of the batch ({path}); {nearest(path, places)}")
+    edited = graph.edited()
+    node = edited.placeholders[places[path]]
+    if node.users:
+        raise GraphError(f"input is read ({path}, by: {', '.join(user.name for user in node.users)})")
+    remaining = drop(edited.arguments, path)
+    if places[path] not in [leaf for _, leaf in paths_of(remaining)]:
+        edited.nodes.erase_node(node)
+        remaining = _numbered_anew(remaining)
+    return _checked(replace(edited, arguments=remaining))
+
+
+def add_output(graph: Graph, path: str, variable: Variable) -> Graph:
+    """The graph that returns one more variable: `add_output(graph, "outputs.norm", norm)`."""
+    if path.partition(".")[0] != "outputs":
+        raise GraphError(f"not a place of the outputs ({path}); a place of the state is updated with update_state")
+    edited = graph.edited()
+    results = list(edited.result_nodes)
+    edited.nodes.output_node().args = ((*results, _find(edited, variable.name)),)
+    return _checked(replace(edited, results=put(edited.results, path, len(results))))
+
+
+def remove_output(graph: Graph, path: str) -> Graph:
+    """The graph that no longer returns this; operators that only it needed stay until dead code is removed."""
+    places = dict(paths_of(graph.results))
+    if path not in places or path.partition(".")[0] != "outputs":
+        raise GraphError(f"no such output ({path}); {nearest(path, places)}")
+    edited = graph.edited()
+    remaining = drop(edited.results, path)
+    kept = sorted({leaf for _, leaf in paths_of(remaining)})
+    results = edited.result_nodes
+    edited.nodes.output_node().args = (tuple(results[leaf] for leaf in kept),)
+    return _checked(replace(edited, results=_numbered_anew(remaining)))
+
+
+def _insert(graph: Graph, target: Any, args: Any, kwargs: Any, *, before: fx.Node, name: str = "") -> fx.Node:
+    """A call with its shape and type noted, which follow from what it is given."""
+    schema = schema_of(target)
+    if schema is None or schema.is_mutable:
+        raise GraphError(f"not an operator that makes something new ({target}); name one of torch.ops, with overload")
+    nodes = {node.name: node for node in graph.nodes.nodes}
+    placed, named = _in_nodes((args, kwargs), nodes)
+    called = name or schema.name.partition("::")[2]
+    with graph.nodes.inserting_before(before):
+        node = graph.nodes.create_node("call_function", target, placed, named, name=called)
+    node.meta["val"] = _made(graph, node)
+    return node
+
+
+def _in_nodes(value: Any, nodes: dict[str, fx.Node]) -> Any:
+    """Arguments with every variable replaced by its node."""
+    if isinstance(value, Variable):
+        if value.name not in nodes:
+            raise GraphError(f"no such variable in this graph ({value.name}); {nearest(value.name, nodes)}")
+        return nodes[value.name]
+    if isinstance(value, (tuple, list)):
+        parts = [_in_nodes(part, nodes) for part in value]
+        return tuple(parts) if isinstance(value, tuple) else parts
+    return {key: _in_nodes(part, nodes) for key, part in value.items()} if isinstance(value, dict) else value
+
+
+def _made(graph: Graph, node: fx.Node) -> Any:
+    likes = [placeholder.meta["val"] for placeholder in graph.placeholders]
+    sizes = {size: likes[place].shape[dim] for size, (place, dim) in graph.sizes.items()}
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+    args, kwargs = resolved((args, kwargs), sizes)
+    mode = mode_of(source.meta["val"] for source in graph.nodes.nodes if isinstance(source.meta.get("val"), Tensor))
+    assert mode is not None, "a graph that was captured has fake tensors"
+    try:
+        with mode, torch.no_grad():
+            return runner_of(mode)(node.target, *args, **kwargs)
+    except (RuntimeError, TypeError, ValueError, IndexError, AssertionError) as error:
+        raise GraphError(f"operator cannot be called with this ({node.target}: {error})") from error
+
+
+def _add_items(graph: Graph, node: fx.Node) -> None:
+    """Of a call with several outputs, each is a variable."""
+    if isinstance(node.meta["val"], (tuple, list)):
+        with graph.nodes.inserting_after(node):
+            for i, value in reversed(list(enumerate(node.meta["val"]))):
+                graph.nodes.call_function(operator.getitem, (node, i)).meta["val"] = value
+
+
+def _operator(graph: Graph, name: str) -> Operator:
+    known = {made.name: made for made in graph.operators}
+    if name not in known:
+        raise GraphError(f"no such operator ({name}); {nearest(name, known)}")
+    return known[name]
+
+
+def _find(graph: Graph, name: str) -> fx.Node:
+    node: fx.Node = _in_nodes(Variable(name, None, (), None, "forward"), {n.name: n for n in graph.nodes.nodes})
+    return node
+
+
+def _refuse_to_lose(node: fx.Node) -> None:
+    if is_random(node) or is_collective(node):
+        raise GraphError(f"operator draws random numbers or talks to other ranks, and must stay ({node.name})")
+
+
+def _check_same(old: fx.Node, new: fx.Node) -> None:
+    was, becomes = spec_of(old.meta["val"]), spec_of(new.meta["val"])
+    if was != becomes:
+        raise GraphError(f"replacement is of another shape or type ({old.name}: {was}, becomes: {becomes})")
+
+
+def _numbered_anew(tree: Tree) -> Tree:
+    """The leaves that are left, numbered without gaps in the order they had."""
+    places = list(paths_of(tree))
+    order = {leaf: i for i, leaf in enumerate(sorted({leaf for _, leaf in places}))}
+    return relabel(tree, {path: order[leaf] for path, leaf in places})
+
+
+def _checked(graph: Graph) -> Graph:
+    check_graph(graph)
+    return graph
