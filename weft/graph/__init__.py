@@ -17,7 +17,7 @@ from weft.graph.editing.node_edits import (
 from weft.graph.executors.eager import EagerExecutor
 from weft.graph.executors.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
 from weft.graph.executors.graph_executor import GraphExecutor, HasPrograms
-from weft.graph.executors.module_steps import Update, inference_step, training_step, updating_step
+from weft.graph.executors.module_steps import UpdateFunction, inference_step, training_step, updating_step
 from weft.graph.executors.reference import ReferenceExecutor
 from weft.graph.executors.whole_step import WholeStep
 from weft.graph.formats.graph_text import text_of
@@ -29,7 +29,7 @@ from weft.graph.ir.graph import Graph, Operator, Variable
 from weft.graph.ir.symbolic_sizes import Condition, Size
 from weft.graph.ir.verification import check_graph, check_pass, check_shapes
 from weft.graph.loops import draw_schedule, loop
-from weft.graph.memory_plan import PlannedProgram, Terms
+from weft.graph.memory_plan import PlannedProgram, Signature
 from weft.graph.programs.first_difference import Difference, first_difference, relative_error
 from weft.graph.programs.generated_program import Program
 from weft.graph.programs.operator_profile import KindProfile, OperatorProfile, Profile, profile_of
@@ -60,14 +60,14 @@ __all__ = [
     "Recording",
     "ReferenceExecutor",
     "Rule",
+    "Signature",
     "Size",
     "StartAllReduce",
     "State",
     "Step",
     "TapeProgram",
-    "Terms",
     "Timed",
-    "Update",
+    "UpdateFunction",
     "Variable",
     "WholeStep",
     "add_input",

@@ -1,4 +1,4 @@
-"""How fast an operator is: time, FLOP/s, bytes/s, and its place under this machine's roofline."""
+"""Timing of operators: seconds, FLOP/s, bytes/s, and the place under this machine's roofline."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ __all__ = ["BenchResult", "Placement", "bench_operator", "place"]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a measured call stands under the roof."""
+    """The place of a measured call under the roofline."""
 
     flop_rate: float  # FLOP/s
     byte_rate: float  # B/s

@@ -42,7 +42,7 @@ def read_caches(cpu: Path = CPU) -> tuple[Cache, ...]:
 
 
 def _count_processors(text: str) -> int:
-    """How many a list such as `0-3,8` names; 1 where it cannot be read."""
+    """The number of processors in a list such as `0-3,8`; 1 where it cannot be read."""
     ranges = [part.split("-") for part in text.split(",") if re.fullmatch(r"\d+(-\d+)?", part)]
     return max(sum(int(ends[-1]) - int(ends[0]) + 1 for ends in ranges), 1)
 

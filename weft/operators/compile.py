@@ -56,7 +56,7 @@ def find_compiler() -> str:
 
 
 def cache_folder() -> Path:
-    """Where compiled libraries are kept: XDG_CACHE_HOME or ~/.cache."""
+    """Weft's folder in the user's cache, for libraries and generated code: below XDG_CACHE_HOME or ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "weft"
 
@@ -112,7 +112,7 @@ def _version(compiler: str) -> str:
 
 @cache
 def _processor() -> str:
-    """What -march=native depends on: a home folder may be shared by unlike machines."""
+    """The processor, on which -march=native depends: a home folder may be shared by unlike machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

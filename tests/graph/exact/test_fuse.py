@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.graph import Program, Terms, capture
+from weft.graph import Program, Signature, capture
 from weft.graph.exact_fusion import fuse_exactly
 from weft.graph.fusion import regions_of
 from weft.graph.memory_plan import fused_program
@@ -39,7 +39,10 @@ def test_the_update_of_a_parameter_is_one_call() -> None:
 
 def test_steps_write_over_the_state_with_the_same_bits(tmp_path: Path) -> None:
     graph = capture(momentum, momentum_state(), torch.ones(4))
-    plain, fused = Program(graph, folder=tmp_path), fused_program(graph, Terms(("state",), ("state",)), may_round=False)
+    plain, fused = (
+        Program(graph, folder=tmp_path),
+        fused_program(graph, Signature(("state",), ("state",)), may_round=False),
+    )
     expected, state = momentum_state(), momentum_state()
     for _ in range(3):
         _, expected, _ = plain(expected, torch.full((4,), 0.3))
@@ -99,7 +102,7 @@ def test_random_graphs_keep_their_bits(choices: list[tuple[Callable[..., Tensor]
     generator = torch.Generator().manual_seed(0)
     state, *batch = (torch.randn(6, 6, generator=generator) for _ in range(3))
     graph = capture(step, state, tuple(batch))
-    outputs, new, _ = fused_program(graph, Terms(), may_round=False)(state, tuple(batch))
+    outputs, new, _ = fused_program(graph, Signature(), may_round=False)(state, tuple(batch))
     expected = step(state, batch)
     assert torch.equal(new, expected[1])
     assert all(map(torch.equal, outputs, expected[0]))

@@ -12,8 +12,8 @@ from weft.errors import CorruptFileError, GraphError
 from weft.graph import Program, capture, check_shapes, extend, grad, load_graph, loop, rewrite, save_graph, text_of
 from weft.graph.formats import loop_bodies
 from weft.graph.loops.body import flatten_each, record_body
+from weft.graph.loops.checkpoint_schedule import first_checkpoints
 from weft.graph.loops.gradient import backward_program, forward_program
-from weft.graph.loops.revolve import first_checkpoints
 from weft.graph.loops.running import run_backward, run_forward
 from weft.metrics import use_tensor_memory_peak
 

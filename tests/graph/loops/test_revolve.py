@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.graph.loops.revolve import checkpoints_for, draw_schedule, first_checkpoints, num_repeated, schedule
+from weft.graph.loops.checkpoint_schedule import (
+    checkpoints_for,
+    draw_schedule,
+    first_checkpoints,
+    num_repeated,
+    schedule,
+)
 
 
 @given(num_steps=st.integers(0, 300), checkpoints=st.integers(0, 20))

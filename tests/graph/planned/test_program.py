@@ -11,12 +11,12 @@ from torch import Tensor, fx, nn
 from tests.graph.planned.random_steps import Recipe, inputs, recipes, step_of
 from tests.graph.steps import descent, descent_inputs
 from weft.errors import GraphError
-from weft.graph import Graph, PlannedProgram, Program, Terms, capture, rewrite
+from weft.graph import Graph, PlannedProgram, Program, Signature, capture, rewrite
 from weft.graph.ir.pytree import paths_of
 from weft.graph.memory_plan import Arena, storage_plan
 from weft.graph.programs.program import refuse
 
-REPLACING = Terms(replaced=("state",))
+REPLACING = Signature(replaced=("state",))
 
 
 def check_three_steps(graph: Graph, folder: Path) -> None:
@@ -82,7 +82,7 @@ def test_new_state_is_written_over_the_old(tmp_path: Path) -> None:
 
 def test_what_stays_is_looked_at_once(tmp_path: Path) -> None:
     graph = capture(lambda state, batch: (batch @ state.t(), state), torch.ones(2, 3), torch.ones(4, 3))
-    program = PlannedProgram(graph, Terms(kept=("state",)), folder=tmp_path)
+    program = PlannedProgram(graph, Signature(kept=("state",)), folder=tmp_path)
     once, each = program.source.split("def step")
     assert "torch.t(" in once and "torch.t(" not in each
     other = torch.full((2, 3), 2.0)  # another state is bound anew
@@ -112,8 +112,8 @@ def test_running_statistics_are_written_over(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_ends_the_step(tmp_path: Path) -> None:
-    terms = Terms(replaced=("state",), guard="loss")
-    program = PlannedProgram(capture(descent, *descent_inputs()), terms, folder=tmp_path)
+    signature = Signature(replaced=("state",), guard="loss")
+    program = PlannedProgram(capture(descent, *descent_inputs()), signature, folder=tmp_path)
     state, batch = descent_inputs()
     before = {name: tensor.clone() for name, tensor in state.items()}
     outputs, after, _ = program(state, {**batch, "y": torch.full((5, 2), torch.inf)})

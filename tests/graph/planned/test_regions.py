@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.graph import PlannedProgram, Program, Terms, capture
+from weft.graph import PlannedProgram, Program, Signature, capture
 from weft.graph.fusion import fuse
 from weft.graph.fusion.inductor import kept_apart
 
@@ -31,7 +31,7 @@ def inputs() -> tuple[dict[str, Tensor], Tensor]:
 def test_a_region_writes_over_the_state_and_returns_the_rest(tmp_path: Path) -> None:
     graph = capture(descent, *inputs())
     fused = fuse(graph)
-    program = PlannedProgram(fused, Terms(replaced=("state",)), folder=tmp_path)
+    program = PlannedProgram(fused, Signature(replaced=("state",)), folder=tmp_path)
     assert "] = region_" in program.source and ".copy_(" not in program.source
     (state, batch), (expected, _) = inputs(), inputs()
     for _ in range(2):

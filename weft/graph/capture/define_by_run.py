@@ -20,7 +20,7 @@ __all__ = ["Recording", "record"]
 
 
 class Recording:
-    """What ran inside `record`; `graph` makes a graph of it."""
+    """The operators that ran inside `record`; `graph` makes a graph of them."""
 
     def __init__(self, state: Any, batch: Any) -> None:
         self._leaves, self._arguments = flatten({"state": state, "batch": batch})

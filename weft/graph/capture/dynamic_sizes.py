@@ -69,7 +69,7 @@ def fakes_of(leaves: Sequence[Tensor], dims: Dims, arguments: Tree) -> tuple[Any
 
 
 def conditions_of(mode: Any, fakes: Sequence[Tensor]) -> tuple[Condition, ...]:
-    """What the step takes for granted about its sizes.
+    """The conditions on its sizes under which a step was traced.
 
     Raises:
         GraphError: it takes a size for a number, or for another size; names the line.

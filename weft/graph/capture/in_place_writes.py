@@ -1,4 +1,4 @@
-"""What operators write to, what they share memory with, and which of them do the same without writing."""
+"""Writes in place: the arguments that an operator writes to or may return, and its twin that writes to nothing."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

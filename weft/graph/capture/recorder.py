@@ -181,7 +181,7 @@ class Recorder(DispatchMode):
         return made
 
     def _constant(self, value: Tensor, *, is_copied: bool) -> Tensor:
-        """What `torch.tensor` made is kept with the graph, and copied, because the step may write to it."""
+        """Keep a tensor that `torch.tensor` made with the graph; it is copied, because the step may write to it."""
         made: Tensor = aten.lift_fresh.default(value)
         name = f"constant_{len(self.constants)}"
         self.constants[name] = value.clone() if made is value else value  # a real tensor may be written to later

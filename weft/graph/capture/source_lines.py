@@ -1,4 +1,4 @@
-"""Lines of the user's code: which of those on the stack, or in a traceback, asked for what happens now."""
+"""Lines of the user's code: those on the stack, or in a traceback, that asked for what happens now."""
 
 import linecache
 import os
@@ -38,7 +38,7 @@ def line_of(error: BaseException) -> str:
 
 
 def _frame() -> FrameType | None:
-    """Whoever trains by Weft's own loop did not ask for the operators of a model without code of its own."""
+    """The innermost frame of the user's code, None where Weft's own loop comes first: it asked for no operator."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and not _is_the_users(frame.f_code.co_filename):
         frame = None if _is_of_a_loop(frame.f_code.co_filename) else frame.f_back

@@ -1,4 +1,4 @@
-"""Tracing: what was recorded, made into a graph.
+"""Tracing: recorded operators made into a graph.
 
     function  --record-->  operators  --functionalise, where a view was written to-->  pure  --tidy-->  Graph
 
@@ -139,7 +139,7 @@ def note_call(node: fx.Node, is_backward: bool) -> None:
 
 
 def _give_backward_its_lines(nodes: fx.Graph) -> None:
-    """What backward calls for gets the line of what it is the backward of: on the stack is only who asked for all."""
+    """Give each call of backward the line of its forward call: on the stack is only the line that called backward."""
     lines: dict[int, str] = {}
     for node in nodes.nodes:
         of, own = node.meta.pop("autograd", (None, -1))
@@ -150,7 +150,7 @@ def _give_backward_its_lines(nodes: fx.Graph) -> None:
 
 
 def _explained(error: BaseException) -> GraphError | None:
-    """What a refusal of the fake tensors means, and the line of the user's code that led to it."""
+    """The error for a refusal of the fake tensors, with the line of the user's code that led to it."""
     where = line_of(error)
     if isinstance(error, DynamicOutputShapeException):
         return GraphError(f"a shape depends on the values of a tensor ({where}); use torch.where, or do it outside")
@@ -171,7 +171,7 @@ def _explained(error: BaseException) -> GraphError | None:
 def _check_writes_are_returned(
     arguments: Tree, cells: Sequence[Cell], returned: dict[str, Cell], fakes: Sequence[Tensor]
 ) -> None:
-    """What was written in place must be in the new state, or it would be lost."""
+    """Refuse a write in place to what is not in the new state: it would be lost."""
     if not any(cell.is_written for cell in cells):
         return
     holders: dict[int, list[str]] = {}  # by memory; two places of one tensor hold it once

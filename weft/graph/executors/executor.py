@@ -31,7 +31,7 @@ class State:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a step computed, apart from gradients: detached from the autograd graph."""
+    """The results of a step, apart from gradients: detached from the autograd graph."""
 
     loss: Tensor
     predictions: Tensor

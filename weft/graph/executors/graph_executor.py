@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from weft.graph.capture.capture import capture
 from weft.graph.executors.eager import EagerExecutor
 from weft.graph.executors.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
-from weft.graph.executors.module_steps import Update, inference_step, training_step
+from weft.graph.executors.module_steps import UpdateFunction, inference_step, training_step
 from weft.graph.executors.whole_step import WholeStep
 from weft.graph.ir.graph import Graph
 from weft.graph.ir.pytree import fill, pick
-from weft.graph.memory_plan import Arena, Terms, fused_program
+from weft.graph.memory_plan import Arena, Signature, fused_program
 from weft.graph.programs.program import AbstractProgram, MakeProgram, ProgramCache
 from weft.graph.rewrites import rewrite
 from weft.specs import Batch
@@ -74,12 +74,12 @@ class GraphExecutor(AbstractExecutor):
         return self._eager.first_bad_tensor(state, batch)
 
     def program(self, state: State, batch: Batch, *, is_training: bool = True) -> AbstractProgram:
-        """What runs for a batch of this shape; captured now if it has not been."""
+        """The program for a batch of this shape; captured now if it has not been."""
         leaves = (*state.parameters.values(), *state.buffers.values(), *batch.inputs, *batch.targets)
         key = is_training, len(batch.inputs), tuple((t.shape, t.stride(), t.dtype, t.device) for t in leaves)
         return self._programs.get(key, lambda: self._captured(state, batch, is_training))
 
-    def whole_step(self, update: Update) -> WholeStep | None:
+    def whole_step(self, update: UpdateFunction) -> WholeStep | None:
         """The step with its update in one graph; None for an executor whose programs cannot write in place."""
         if not self._has_plan:
             return None
@@ -119,8 +119,8 @@ def _planner(fused: bool, folder: Path | None) -> MakeProgram:
     arena = Arena()
 
     def make(graph: Graph, sunk: str) -> AbstractProgram:
-        terms = Terms(kept=("state.parameters",), replaced=("state.buffers",), sunk=sunk)
-        return fused_program(graph, terms, may_round=fused, arena=arena, folder=folder)
+        signature = Signature(kept=("state.parameters",), replaced=("state.buffers",), sunk=sunk)
+        return fused_program(graph, signature, may_round=fused, arena=arena, folder=folder)
 
     return make
 

@@ -14,9 +14,9 @@ from torch.func import functional_call
 from weft.graph.capture.capture import Step
 from weft.graph.executors.executor import Loss
 
-__all__ = ["Update", "inference_step", "training_step", "updating_step"]
+__all__ = ["UpdateFunction", "inference_step", "training_step", "updating_step"]
 
-Update = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Any, Any], tuple[Mapping[str, Tensor], Any]]
+UpdateFunction = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Any, Any], tuple[Mapping[str, Tensor], Any]]
 """`update(gradients, parameters, memory, settings) -> (new parameters, new memory)`, pure, by name.
 
 There is no gradient for a parameter that has no part in the loss, and no new value for one that stays."""
@@ -61,7 +61,7 @@ def training_step(
 def updating_step(
     module: nn.Module,
     loss: Loss,
-    update: Update,
+    update: UpdateFunction,
     *,
     autocast: torch.dtype | None = None,
     channels_last: bool = False,

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from weft.errors import GraphError
 from weft.graph.capture.capture import capture
 from weft.graph.executors.executor import Loss, Outputs, State
-from weft.graph.executors.module_steps import Update, updating_step
+from weft.graph.executors.module_steps import UpdateFunction, updating_step
 from weft.graph.ir.pytree import flatten, paths_of
-from weft.graph.memory_plan import Arena, PlannedProgram, Terms, fused_program
+from weft.graph.memory_plan import Arena, PlannedProgram, Signature, fused_program
 from weft.graph.programs.program import ProgramCache, refuse
 from weft.graph.rewrites import rewrite
 from weft.specs import Batch
@@ -50,7 +50,7 @@ class WholeStep:
     finite leaves parameters and memory as they were.
 
     Args:
-        update: what becomes of parameters; see `Update`.
+        update: what becomes of parameters; see `UpdateFunction`.
         autocast: the type in which matrix products are computed, by torch's rules (bfloat16 on CPU); None is as it is.
         fused: compile element-wise parts of the graph by Inductor, and lay images out with their channels together;
             both may round differently.
@@ -68,7 +68,7 @@ class WholeStep:
         self,
         module: nn.Module,
         loss: Loss,
-        update: Update,
+        update: UpdateFunction,
         *,
         autocast: torch.dtype | None = None,
         fused: bool = False,
@@ -93,7 +93,7 @@ class WholeStep:
         return outputs, State(state.parameters, state.buffers, random), memory
 
     def program(self, state: State, memory: Any, batch: Batch, settings: Any) -> PlannedProgram:
-        """What runs for a state and batch of this form; captured now if it has not been."""
+        """The program for a state and batch of this form; captured now if it has not been."""
         parts = state.parameters, state.buffers, memory
         if not self._flat.is_of(parts):
             leaves, tree = flatten(_state(state, memory))
@@ -109,8 +109,8 @@ class WholeStep:
         graph = rewrite(capture(self._step, tensors, data))
         if len(graph.placeholders) != len(flatten(tensors)[0]) + len(flatten(data)[0]):
             raise GraphError("a tensor of the batch is also in the state; clone it")
-        terms = Terms(replaced=("state",), guard="loss")
-        return fused_program(graph, terms, may_round=self._fused, arena=self._arena, folder=self._folder)
+        signature = Signature(replaced=("state",), guard="loss")
+        return fused_program(graph, signature, may_round=self._fused, arena=self._arena, folder=self._folder)
 
 
 def _state(state: State, memory: Any) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def _example(graph: Graph, place: int, dim: int) -> int:
 
 
 def _mode_for(examples: Mapping[str, int]) -> tuple[Any, Mapping[str, Any]]:
-    """Where tensors without values are made, and the symbol of each named size."""
+    """The mode that makes tensors without values, and the symbol of each named size."""
     if not examples:
         return fake_mode(), {}
     for name, example in examples.items():

@@ -1,4 +1,4 @@
-"""What operators are called with, as JSON and back.
+"""Arguments of operators, shapes and conditions as JSON and back.
 
 Numbers, text, true, false, null and lists stand for themselves; the rest is an object of one key:
     {"node": "mm"}   {"float": "inf"}   {"complex": [0.0, 1.0]}   {"dict": {"alpha": 2}}   {"tuple": [...]}

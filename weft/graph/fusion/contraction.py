@@ -18,7 +18,7 @@ Group = Sequence[fx.Node]
 
 @dataclass(frozen=True)
 class Boundary:
-    """What goes into a group and what comes out.
+    """The values that go into a group of nodes and that come out.
 
     A region gives away no views, since an operator's results must be memory of their own. A view inside that others
     read too is therefore taken once more outside, from what it looks at.

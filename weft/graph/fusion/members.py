@@ -1,4 +1,4 @@
-"""Which calls may be part of a region: element-wise functions, norms and sums, and the views between them."""
+"""Members of regions: element-wise functions, norms and sums, and the views between them."""
 
 import operator
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ def _may_be_compiled(node: fx.Node) -> bool:
 
 
 def _is_slower_compiled(node: fx.Node) -> bool:
-    """What ATen's own kernels were measured to do in two thirds of the time, on 512 x 512 floats and two threads."""
+    """Whether ATen's own kernel takes two thirds of the time, as measured on 512 x 512 floats and two threads."""
     if node.target in (aten.gelu.default, aten.gelu_backward.default):
         return node.kwargs.get("approximate", "none") == "none"
     if node.target is not aten.sum.dim_IntList:

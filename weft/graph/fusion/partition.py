@@ -1,4 +1,4 @@
-"""Partition: which members form a region, so that the regions can run one after the other.
+"""Partition of members into regions that can run one after the other.
 
 Every node has a level: the number of times that a path to it leaves the members.
 
@@ -22,7 +22,7 @@ __all__ = ["connected", "in_chunks", "levels_of", "predecessors_of"]
 
 
 def predecessors_of(nodes: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """What must run before each node."""
+    """The nodes that must run before each node."""
     before: dict[fx.Node, list[fx.Node]] = {}
     last_kept: fx.Node | None = None
     for node in nodes.nodes:

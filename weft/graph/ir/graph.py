@@ -79,7 +79,7 @@ class Graph:
 
     @property
     def result_nodes(self) -> tuple[Any, ...]:
-        """What the output node holds, in the order of `results`: nodes, or None and numbers."""
+        """The items of the output node, in the order of `results`: nodes, or None and numbers."""
         (values,) = self.nodes.output_node().args
         return tuple(values)  # type: ignore[arg-type]
 
@@ -95,7 +95,7 @@ class Graph:
 
     @cached_property
     def sizes(self) -> Mapping[str, tuple[int, int]]:
-        """Where the value of each named size comes from: place of an argument, dimension."""
+        """The source of each named size: place of an argument, dimension."""
         return places_of([node.meta["val"] for node in self.placeholders])
 
     @cached_property

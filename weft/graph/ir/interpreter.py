@@ -1,4 +1,4 @@
-"""How operators are called: a graph run node by node, for tracing or comparing it, with no thought for speed."""
+"""A graph run node by node, for tracing or comparing it; and the calls and last reads that other programs share."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def call_plainly(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def runner_of(mode: Any) -> Callable[..., Any]:
-    """How to call an operator on the tensors of a fake mode: `run(operator, *args, **kwargs)`."""
+    """The function that calls an operator on the tensors of a fake mode: `run(operator, *args, **kwargs)`."""
     return call_plainly if mode.shape_env is None else call_for_any_size
 
 

@@ -1,7 +1,7 @@
-"""Which part of a step a node belongs to: forward, backward, update or communication.
+"""The part of a step that each node belongs to: forward, backward, update or communication.
 
-Backward is what autograd called for while it ran. Of the rest, what a backward needs is forward, even where it stands
-on the gradient of another (a gradient penalty); what follows from a gradient, or only feeds the new state, is update.
+Backward are the calls that autograd made while it ran. Of the rest, what a backward needs is forward, even where it is
+computed from a gradient (a gradient penalty); what follows from a gradient, or only feeds the new state, is update.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ def roles_of(graph: fx.Graph, outputs: set[fx.Node]) -> dict[fx.Node, CallRole]:
 
 
 def _above(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """What these nodes are computed from."""
+    """The nodes that these nodes are computed from."""
     found: set[fx.Node] = set()
     waiting = list(nodes)
     while waiting:
@@ -49,7 +49,7 @@ def _above(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 
 
 def _below(nodes: set[fx.Node], calls: list[fx.Node]) -> set[fx.Node]:
-    """What is computed from these nodes, in a list that is in order."""
+    """The nodes of an ordered list that are computed from these nodes."""
     found: set[fx.Node] = set()
     for node in calls:
         if any(source in nodes or source in found for source in node.all_input_nodes):

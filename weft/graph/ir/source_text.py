@@ -9,7 +9,12 @@ from torch import fx
 
 from weft.graph.ir.symbolic_sizes import Size
 
-__all__ = ["argument_text", "literal", "name_of", "variable_names"]
+__all__ = ["HEADER", "argument_text", "line_of_node", "literal", "name_of", "variable_names"]
+
+HEADER = '''"""A training step, generated from its graph: for reading and for stepping through with a debugger."""
+
+import torch
+'''
 
 
 def name_of(target: Any) -> str:
@@ -18,12 +23,17 @@ def name_of(target: Any) -> str:
 
 
 def argument_text(args: Sequence[Any], kwargs: Mapping[str, Any], name: Callable[[fx.Node], str] = str) -> str:
-    """What stands between the brackets of a call.
+    """The text between the brackets of a call.
 
     >>> argument_text([[1, 2], None], {"alpha": 0.5})
     '[1, 2], None, alpha=0.5'
     """
     return ", ".join([literal(value, name) for value in args] + [f"{k}={literal(v, name)}" for k, v in kwargs.items()])
+
+
+def line_of_node(node: fx.Node) -> str:
+    """The line of the user's code, fit for a comment: nothing in it ends the comment early."""
+    return "".join(filter(str.isprintable, node.meta.get("line", "")))
 
 
 def literal(value: Any, name: Callable[[fx.Node], str] = str) -> str:

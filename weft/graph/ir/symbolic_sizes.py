@@ -1,4 +1,4 @@
-"""Sizes with names: numbers such as `2*batch + 1` that are known only when a graph runs."""
+"""Symbolic sizes: numbers such as `2*batch + 1` that are known only when a graph runs."""
 
 import keyword
 import operator
@@ -88,7 +88,7 @@ class Size:
             raise GraphError(f"a size goes by small letters, digits and underscores (name: {self.parts[0]!r})")
 
     def value(self, sizes: Mapping[str, Any]) -> Any:
-        """What it comes to for these sizes: whole numbers, or symbols of another trace."""
+        """The result for these sizes, which are whole numbers or symbols of another trace."""
         if self.kind == "name":
             return sizes[str(self.parts[0])]
         return reduce(_FOLDS[self.kind][1], (_value(part, sizes) for part in self.parts))
@@ -110,7 +110,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Condition:
-    """What must hold of the sizes for a graph to be right, and the line of code that took it for granted."""
+    """A relation between sizes that a graph relies on, and the line of code that does."""
 
     relation: str
     left: Size | int
@@ -141,7 +141,7 @@ def size_of(value: Any) -> Any:
 
 
 def places_of(likes: Sequence[Tensor]) -> dict[str, tuple[int, int]]:
-    """Where the value of each name is to be found: the first tensor of these that has it, and the dimension."""
+    """The place of each name: the first tensor of these that has it, and the dimension."""
     places: dict[str, tuple[int, int]] = {}
     for place, like in enumerate(likes):
         for dim, size in enumerate(like.shape):

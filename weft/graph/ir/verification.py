@@ -1,4 +1,4 @@
-"""What a valid graph is, as rules that can be run: after capture, and after every pass."""
+"""Verification of graphs: the rules of a valid one, which are run after capture and after every pass."""
 
 import operator
 from collections.abc import Callable, Iterator
@@ -177,7 +177,7 @@ def _new_state(graph: Graph) -> Iterator[str]:
 
 
 def _promises(graph: Graph) -> Iterator[str]:
-    """What was started with other ranks is waited for once, and read by nobody before."""
+    """An all-reduce that was started is waited for once, and read by nobody before."""
     for node in graph.nodes.nodes:
         readers = [str(user.target) for user in node.users]
         if str(node.target) == _START and readers != [_WAIT]:

@@ -103,12 +103,12 @@ class JaxProgram(AbstractProgram):
         return fill(self.graph.results, [found.get(place) for place in range(len(self.graph.result_nodes))])
 
     def _state_places(self) -> dict[int, int]:
-        """Where a tensor of the state stands among the results, by its place among the placeholders."""
+        """The place of each tensor of the state among the results, by its place among the placeholders."""
         results = dict(paths_of(self.graph.results))
         return {p: results[path] for path, p in paths_of(self.graph.arguments) if path.partition(".")[0] == "state"}
 
     def _trace(self, inputs: Sequence[Array], draws: Sequence[Array]) -> list[Array]:
-        """What jit follows: each operator once, on abstract arrays."""
+        """The function that jit traces: each operator once, on abstract arrays."""
         values = self._values(inputs, dict(zip(self._draws, draws, strict=True)))
         return [values[node] for node in self._wanted]
 

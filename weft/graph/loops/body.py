@@ -104,7 +104,7 @@ def _leaves(first: int, count: int) -> Tree:
 
 
 def _checked(result: Any, carried_tree: Tree) -> tuple[list[Tensor], Tree]:
-    """What is carried on, then the outputs, and the tree of the outputs."""
+    """The tensors that are carried on, then the outputs; and the tree of the outputs."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise GraphError(f"the body of a loop returns (carried, outputs) (found: {type(result).__name__}); return both")
     carried, tree = flatten_each(result[0])

@@ -9,8 +9,8 @@ from weft.errors import GraphError
 from weft.graph.ir.pytree import fill
 from weft.graph.ir.symbolic_sizes import size_of
 from weft.graph.loops.body import Iteration, flatten_each, record_body
+from weft.graph.loops.checkpoint_schedule import checkpoints_for
 from weft.graph.loops.operators import call_loop
-from weft.graph.loops.revolve import checkpoints_for
 from weft.torch_private import hint_of
 
 __all__ = ["loop"]
@@ -19,7 +19,7 @@ __all__ = ["loop"]
 def loop(
     body: Iteration, carried: Any, inputs: Any = (), *, num_iterations: Any = None, checkpoints: int | None = None
 ) -> tuple[Any, Any]:
-    """What is carried after the last iteration, and the outputs of all, stacked.
+    """Run the body once for each iteration, passing on what it carries, and stack its outputs.
 
     The body is recorded once for each call of `loop`, on tensors without values, and then run from its graph; in a
     step that is captured, the loop is one operator. It may read any tensor that it can see, and gradients reach those

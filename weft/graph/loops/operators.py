@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from weft.graph.formats.loop_bodies import find_body
+from weft.graph.loops.checkpoint_schedule import first_checkpoints
 from weft.graph.loops.gradient import is_differentiable
-from weft.graph.loops.revolve import first_checkpoints
 from weft.graph.loops.running import Tensors, outputs_like, run_backward, run_forward
 from weft.torch_private import use_no_autograd
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from weft.graph.formats.loop_bodies import find_body
 from weft.graph.ir.pytree import fill
 from weft.graph.ir.symbolic_sizes import resolved, shape_of
+from weft.graph.loops.checkpoint_schedule import schedule
 from weft.graph.loops.gradient import backward_program, forward_program, is_differentiable
-from weft.graph.loops.revolve import schedule
-from weft.graph.programs.program import measure_sizes
+from weft.graph.programs.program import measure_sizes, refuse
 
 __all__ = ["Tensors", "outputs_like", "run_backward", "run_forward"]
 
@@ -38,7 +38,7 @@ def run_forward(
     to_keep: Sequence[int] = (),
     kept: Tensors = (),
 ) -> list[Tensor]:
-    """What is carried after the last iteration, then the outputs. The states before `to_keep` are copied to `kept`."""
+    """The values carried after the last iteration, then the outputs. States before `to_keep` are copied to `kept`."""
     run = _Iterations(key, captured, inputs)
     state = _dense(carried)
     places = {step: place for place, step in enumerate(to_keep)}
@@ -88,7 +88,7 @@ class _Iterations:
         return [*state, torch.tensor(step), *(tensor[step] for tensor in self._inputs), *self._captured]
 
     def __call__(self, step: int, state: Tensors) -> tuple[list[Tensor], list[Tensor]]:
-        results, _ = self._program.run(self.arguments(step, state), _nothing_is_sunk, None)
+        results, _ = self._program.run(self.arguments(step, state), refuse, None)
         return _dense(results[: len(state)]), results[len(state) :]
 
 
@@ -108,7 +108,7 @@ class _Reverse:
         given = [*arguments, *_dense(self.of_carried), *_dense([tensor[step] for tensor in self._of_outputs])]
         if self._program.graph.conditions:
             measure_sizes(self._program.graph, given)
-        results, _ = self._program.run(given, _nothing_is_sunk, None)
+        results, _ = self._program.run(given, refuse, None)
         found = iter(fill(self._program.graph.results, results)["outputs"])
         self.of_carried = [_or_zeros(next(found), before) for before in self.of_carried]
         for whole in self.of_inputs:
@@ -145,7 +145,3 @@ def _owned(tensors: Tensors, others: Tensors) -> list[Tensor]:
         owned.append(tensor.clone(memory_format=torch.contiguous_format) if where in taken else tensor.contiguous())
         taken.add(where)
     return owned
-
-
-def _nothing_is_sunk(path: str, _tensor: Tensor) -> None:
-    raise AssertionError(f"nothing was to be handed over ({path})")

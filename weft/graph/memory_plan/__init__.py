@@ -2,6 +2,6 @@
 
 from weft.graph.memory_plan.arena import Arena
 from weft.graph.memory_plan.planned_program import PlannedProgram, fused_program
-from weft.graph.memory_plan.signature import Terms
+from weft.graph.memory_plan.signature import Signature
 
-__all__ = ["Arena", "PlannedProgram", "Terms", "fused_program"]
+__all__ = ["Arena", "PlannedProgram", "Signature", "fused_program"]

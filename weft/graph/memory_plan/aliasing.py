@@ -1,4 +1,4 @@
-"""Whose memory a value is in: views, and operators of which it is not known that they make their own."""
+"""Aliasing: the values in whose memory another may lie, by views and by operators of which little is known."""
 
 import operator
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from weft.graph.fusion import region_of
 from weft.graph.ir.memory_layout import is_view
 from weft.graph.memory_plan.out_variants import is_pointwise, written_into
 
-__all__ = ["is_look", "owners_of", "owns_its_outputs"]
+__all__ = ["is_alias", "owners_of", "owns_its_outputs"]
 
 aten = torch.ops.aten
 
@@ -46,14 +46,14 @@ _NOT_THEIR_INPUTS = frozenset(
 )
 
 
-def is_look(node: fx.Node) -> bool:
-    """Whether the call gives another look at memory that is there."""
+def is_alias(node: fx.Node) -> bool:
+    """Whether the call gives a view, said to be one by its schema or not."""
     return node.op == "call_function" and (is_view(node) or node.target in _UNSAID_VIEWS)
 
 
 def owns_its_outputs(node: fx.Node) -> bool:
     """Whether each output of a call is known to be memory of its own."""
-    if node.op != "call_function" or node.target is operator.getitem or is_look(node):
+    if node.op != "call_function" or node.target is operator.getitem or is_alias(node):
         return False
     is_region = region_of(node.target) is not None
     return is_region or node.target in _MAKERS or is_pointwise(node) or written_into(node) is not None
@@ -67,7 +67,7 @@ def owners_of(order: Iterable[fx.Node]) -> Mapping[fx.Node, frozenset[fx.Node]]:
         if node.target is operator.getitem:
             (source,) = node.all_input_nodes
             owners[node] = frozenset([node]) if owns_its_outputs(source) else owners[source]
-        elif is_look(node):
+        elif is_alias(node):
             owners[node] = sources[0]
         elif node.op == "call_function" and not owns_its_outputs(node) and node.target not in _NOT_THEIR_INPUTS:
             owners[node] = frozenset([node]).union(*sources)

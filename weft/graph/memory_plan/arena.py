@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-__all__ = ["ALIGNMENT", "Arena", "Span", "place_all"]
+__all__ = ["ALIGNMENT", "Arena", "Lifetime", "assign_offsets"]
 
 ALIGNMENT = 64  # bytes; what torch's own allocator promises, and kernels may round differently elsewhere
 
@@ -30,7 +30,7 @@ class Arena:
 
 
 @dataclass(frozen=True)
-class Span:
+class Lifetime:
     """From when to when, both included, so many bytes are in use."""
 
     first: int
@@ -38,8 +38,8 @@ class Span:
     num_bytes: int
 
 
-def place_all(spans: Mapping[fx.Node, Span]) -> tuple[dict[fx.Node, int], int]:
-    """An offset for each span, and the size of the arena. Time goes on, and the best-fitting hole is taken.
+def assign_offsets(lifetimes: Mapping[fx.Node, Lifetime]) -> tuple[dict[fx.Node, int], int]:
+    """An offset for each lifetime, and the size of the arena. Time goes on, and the best-fitting hole is taken.
 
     The hole that fits best was often left last, so what is written next is likely to be in the cache still.
     """
@@ -47,11 +47,11 @@ def place_all(spans: Mapping[fx.Node, Span]) -> tuple[dict[fx.Node, int], int]:
     holes: dict[int, int] = {}  # offset -> end
     ending: dict[int, list[fx.Node]] = {}
     size, now = 0, -1
-    for node, span in sorted(spans.items(), key=lambda item: item[1].first):
-        for time in range(now, span.first):
+    for node, lifetime in sorted(lifetimes.items(), key=lambda item: item[1].first):
+        for time in range(now, lifetime.first):
             for done in ending.pop(time, ()):
-                _release(holes, offsets[done], offsets[done] + _rounded(spans[done].num_bytes))
-        now, wanted = span.first, _rounded(span.num_bytes)
+                _release(holes, offsets[done], offsets[done] + _rounded(lifetimes[done].num_bytes))
+        now, wanted = lifetime.first, _rounded(lifetime.num_bytes)
         fitting = [(end - begin, begin) for begin, end in holes.items() if end - begin >= wanted]
         if fitting:
             _, begin = min(fitting)
@@ -63,7 +63,7 @@ def place_all(spans: Mapping[fx.Node, Span]) -> tuple[dict[fx.Node, int], int]:
             holes.pop(begin, None)
             size = begin + wanted
         offsets[node] = begin
-        ending.setdefault(span.last, []).append(node)
+        ending.setdefault(lifetime.last, []).append(node)
     return offsets, size
 
 

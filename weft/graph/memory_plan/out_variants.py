@@ -1,4 +1,4 @@
-"""How an operator is made to write into memory that it is given, with the same bits as if it made its own.
+"""Out variants: operators made to write into memory that they are given, with the same bits as in memory of their own.
 
 Most operators have such a form in PyTorch (`mm.out`). Only those are used that have a kernel of their own: the others
 compute elsewhere and copy. A few have another operator's, which is what they call themselves.

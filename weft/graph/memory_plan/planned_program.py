@@ -18,10 +18,10 @@ from weft.graph.ir.graph import Graph
 from weft.graph.ir.interpreter import call_of
 from weft.graph.memory_plan.arena import Arena
 from weft.graph.memory_plan.planned_source import source_of
-from weft.graph.memory_plan.signature import Terms, places_of
-from weft.graph.memory_plan.storage_plan import plan_homes
+from weft.graph.memory_plan.signature import Signature, bind_signature
+from weft.graph.memory_plan.storage_plan import plan_storage
 from weft.graph.memory_plan.update_order import early_updates
-from weft.graph.programs.generated_program import code_folder, keep_source
+from weft.graph.programs.generated_program import keep_source
 from weft.graph.programs.program import AbstractProgram, Sink, own
 from weft.torch_private import bare, below_autograd, use_no_autograd
 
@@ -30,7 +30,7 @@ __all__ = ["PlannedProgram", "fused_program"]
 Step = Callable[[Sequence[Tensor], Sink], list[Any]]
 Compile = Callable[[Region, Mapping[int, int]], Callable[[list[Tensor]], Sequence[Tensor]]]
 
-_PLAIN = Terms()
+_PLAIN = Signature()
 
 
 class PlannedProgram(AbstractProgram):
@@ -47,7 +47,7 @@ class PlannedProgram(AbstractProgram):
     def __init__(
         self,
         graph: Graph,
-        terms: Terms = _PLAIN,
+        signature: Signature = _PLAIN,
         *,
         compile: Compile = compile_into,
         arena: Arena | None = None,
@@ -56,17 +56,17 @@ class PlannedProgram(AbstractProgram):
         super().__init__(graph)
         if graph.sizes:
             raise GraphError(f"memory cannot be planned for named sizes ({', '.join(graph.sizes)}); use Program")
-        places = places_of(graph, terms)
-        order = early_updates(graph, places.replaced.keys(), places.guard)
-        returned = [node for node in (*places.returned, *places.sunk) if node is not None]
-        homes = plan_homes(order, places.replaced, returned)
-        self.num_bytes = homes.num_bytes
-        self.source = source_of(graph, places, order, homes)
-        self.file = keep_source(self.source, folder or code_folder())
-        given = [i for i in range(len(graph.placeholders)) if i not in places.kept]
-        self._kept, self._given = _picker(places.kept), _picker(given)
-        self._written = {i for i, node in enumerate(graph.placeholders) if node in places.replaced}
-        self._hands_over = bool(places.sunk)
+        bound = bind_signature(graph, signature)
+        order = early_updates(graph, bound.replaced.keys(), bound.guard)
+        returned = [node for node in (*bound.returned, *bound.sunk) if node is not None]
+        storage = plan_storage(order, bound.replaced, returned)
+        self.num_bytes = storage.num_bytes
+        self.source = source_of(graph, bound, order, storage)
+        self.file = keep_source(self.source, folder)
+        given = [i for i in range(len(graph.placeholders)) if i not in bound.kept]
+        self._kept, self._given = _picker(bound.kept), _picker(given)
+        self._written = {i for i, node in enumerate(graph.placeholders) if node in bound.replaced}
+        self._hands_over = bool(bound.sunk)
         self._arena = arena or Arena()
         self._compile = compile
         self._bind = _load(self.source, self.file, graph, compile)
@@ -97,12 +97,12 @@ class PlannedProgram(AbstractProgram):
 
 
 def fused_program(
-    graph: Graph, terms: Terms, *, may_round: bool, arena: Arena | None = None, folder: Path | None = None
+    graph: Graph, signature: Signature, *, may_round: bool, arena: Arena | None = None, folder: Path | None = None
 ) -> PlannedProgram:
     """A program of the graph, or of one that differs from it by rounding where it `may_round`."""
     if may_round:
-        return PlannedProgram(fuse(graph), terms, compile=compile_into, arena=arena, folder=folder)
-    return PlannedProgram(fuse_exactly(graph), terms, compile=bind_kernel, arena=arena, folder=folder)
+        return PlannedProgram(fuse(graph), signature, compile=compile_into, arena=arena, folder=folder)
+    return PlannedProgram(fuse_exactly(graph), signature, compile=bind_kernel, arena=arena, folder=folder)
 
 
 def _part(memory: Tensor, offset: int, shape: list[int], stride: list[int], dtype: torch.dtype) -> Tensor:
@@ -118,7 +118,7 @@ def _picker(places: Sequence[int]) -> Callable[[Sequence[Tensor]], tuple[Tensor,
 
 
 def _load(source: str, file: Path, graph: Graph, compile_region: Compile) -> Callable[..., Step]:
-    """What runs is the text just generated, never what the file has become since."""
+    """Run the text just generated, never what the file has become since."""
     regions = regions_of(graph)
 
     def compiled(name: str, into: Mapping[int, int]) -> Callable[..., Any]:
@@ -137,9 +137,9 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def _check_apart(inputs: Sequence[Tensor], written: Collection[int]) -> None:
     """State that is written over must be memory of its own."""
-    spans = sorted((tensor.data_ptr(), i) for i, tensor in enumerate(inputs) if tensor.numel())
+    starts = sorted((tensor.data_ptr(), i) for i, tensor in enumerate(inputs) if tensor.numel())
     end = end_of_written = 0  # of all that begin before
-    for begin, i in spans:
+    for begin, i in starts:
         if begin < end_of_written or (i in written and begin < end):
             raise GraphError("a tensor shares memory with another that the step writes over; clone one of them")
         own_end = begin + _extent(inputs[i])

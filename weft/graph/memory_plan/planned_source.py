@@ -1,7 +1,7 @@
 """Straight-line Python from a graph and its memory plan: a function that makes the step, once for each state.
 
 def bind(kept, memory, constants):      tensors that stay, the arena
-    weight_t = torch.t(weight)          what depends on them alone: looks, places in the arena
+    weight_t = torch.t(weight)          what depends on them alone: views, places in the arena
     def step(inputs, sink):
         torch.mm(x, weight_t, out=mm)   what is left: one call an operator
 """
@@ -15,34 +15,29 @@ from torch import Tensor, fx
 from weft.graph.fusion import Region, region_of
 from weft.graph.ir.graph import Graph
 from weft.graph.ir.interpreter import MINDS_GRAD_MODE
-from weft.graph.ir.source_text import argument_text, name_of, variable_names
-from weft.graph.memory_plan.aliasing import is_look, owners_of, owns_its_outputs
+from weft.graph.ir.source_text import HEADER, argument_text, line_of_node, name_of, variable_names
+from weft.graph.memory_plan.aliasing import is_alias, owners_of, owns_its_outputs
 from weft.graph.memory_plan.direct_calls import direct_call
 from weft.graph.memory_plan.out_variants import Call, written_into
-from weft.graph.memory_plan.signature import Places
-from weft.graph.memory_plan.storage_plan import NORM, PLAIN_NORM, Homes
+from weft.graph.memory_plan.signature import BoundSignature
+from weft.graph.memory_plan.storage_plan import NORM, PLAIN_NORM, StoragePlan
 
 __all__ = ["source_of"]
 
 _RESERVED = {"bare", "below_autograd", "bind", "compiled", "constants", "copy", "inputs", "is_finite", "kept", "memory"}
 _RESERVED |= {"own", "results", "sink", "staged", "step", "torch", "_"}
 
-_HEADER = '''"""A training step, generated from its graph: for reading and for stepping through with a debugger."""
 
-import torch
-'''
-
-
-def source_of(graph: Graph, places: Places, order: Sequence[fx.Node], homes: Homes) -> str:
+def source_of(graph: Graph, bound: BoundSignature, order: Sequence[fx.Node], storage: StoragePlan) -> str:
     """The text of a module with `bind(kept, memory, constants)`, which gives `step(inputs, sink)`.
 
     The module is to be given `own(tensor)`, which copies what others hold, `copy(tensor)`, `is_finite(tensor)`,
     `bare(operator)`, `below_autograd(operator)` and `compiled(region, into)`.
     """
-    writer = _Writer(graph, places, order, homes)
+    writer = _Writer(graph, bound, order, storage)
     writer.write()
-    lines = [f"{alias} = {bound}" for alias, bound in sorted(writer.aliases.items())]
-    kept = [writer.name(node) for i, node in enumerate(graph.placeholders) if i in places.kept]
+    lines = [f"{alias} = {function}" for alias, function in sorted(writer.aliases.items())]
+    kept = [writer.name(node) for i, node in enumerate(graph.placeholders) if i in bound.kept]
     lines += ["", "", "def bind(kept, memory, constants):", f"    [{', '.join(kept)}] = kept"]
     lines += [f"    {line}" for line in writer.once]
     lines += [
@@ -53,14 +48,14 @@ def source_of(graph: Graph, places: Places, order: Sequence[fx.Node], homes: Hom
         "    return step",
         "",
     ]
-    return "\n".join([_HEADER, *lines])
+    return "\n".join([HEADER, *lines])
 
 
 class _Writer:
     """Writes what is done once, and what is done in each step."""
 
-    def __init__(self, graph: Graph, places: Places, order: Sequence[fx.Node], homes: Homes) -> None:
-        self._graph, self._places, self._order, self._homes = graph, places, order, homes
+    def __init__(self, graph: Graph, bound: BoundSignature, order: Sequence[fx.Node], storage: StoragePlan) -> None:
+        self._graph, self._bound, self._order, self._storage = graph, bound, order, storage
         self._names = variable_names(order, _RESERVED)
         self._owners = owners_of(order)
         self._static: set[str] = set()  # names that are bound before the step
@@ -72,12 +67,12 @@ class _Writer:
 
     def name(self, node: fx.Node) -> str:
         """The variable that holds a value: that of the memory which it is in."""
-        return self._names[self._homes.place.get(node, node)]
+        return self._names[self._storage.place.get(node, node)]
 
     def write(self) -> None:
         inputs = self._graph.placeholders
-        self._static = {self.name(inputs[i]) for i in self._places.kept}
-        given = [self.name(node) for i, node in enumerate(inputs) if i not in self._places.kept]
+        self._static = {self.name(inputs[i]) for i in self._bound.kept}
+        given = [self.name(node) for i, node in enumerate(inputs) if i not in self._bound.kept]
         self.each.append(f"[{', '.join(given)}] = inputs")
         self._reserve_memory()
         roles = {made.node: made.role for made in self._graph.operators}
@@ -96,7 +91,7 @@ class _Writer:
         self._close()
 
     def _reserve_memory(self) -> None:
-        for node, offset in self._homes.offsets.items():
+        for node, offset in self._storage.offsets.items():
             value = node.meta["val"]
             shape, stride = list(value.shape), list(value.stride())
             self.once.append(f"{self.name(node)} = memory({offset}, {shape}, {stride}, {value.dtype})")
@@ -107,8 +102,8 @@ class _Writer:
         if region is not None:
             self._call_region(node, region)
             return
-        line = "".join(filter(str.isprintable, node.meta.get("line", "")))  # a comment must not end early
-        if self._homes.is_written(node):
+        line = line_of_node(node)
+        if self._storage.is_written(node):
             call = written_into(node)
             assert call is not None
             is_same = self.name(node) == node.name
@@ -116,7 +111,7 @@ class _Writer:
             self.each.append(f"{self._text(node, call)}{f'  # {where}' if where else ''}")
             return
         text = f"{self._targets(node)} = {self._text(node, self._plain_call(node))}{f'  # {line}' if line else ''}"
-        if is_look(node) and all(self.name(source) in self._static for source in node.all_input_nodes):
+        if is_alias(node) and all(self.name(source) in self._static for source in node.all_input_nodes):
             self.once.append(text)
             self._static.update(self.name(made) for made in (node, *_outputs(node)))
         else:
@@ -126,13 +121,13 @@ class _Writer:
 
     def _plain_call(self, node: fx.Node) -> Call:
         """The call as captured; batch norm is told to write over its statistics where the plan says so."""
-        statistics = [output for output in _outputs(node) if self._homes.is_written(output)]
+        statistics = [output for output in _outputs(node) if self._storage.is_written(output)]
         if node.target is NORM and len(statistics) == 2:
             return PLAIN_NORM, tuple(node.args), dict(node.kwargs)
         return node.target, tuple(node.args), dict(node.kwargs)
 
     def _targets(self, node: fx.Node) -> str:
-        """What is on the left: one name, or a name for each output that is used."""
+        """The left side of an assignment: one name, or a name for each output that is used."""
         if not isinstance(node.meta.get("val"), (tuple, list)):
             return self.name(node)
         outputs = {output.args[1]: self.name(output) for output in _outputs(node)}
@@ -146,7 +141,7 @@ class _Writer:
         outputs = {output.args[1]: output for output in _outputs(node)}
         for i in range(len(node.meta["val"])):
             output = outputs.get(i)
-            if output is not None and self._homes.is_written(output):
+            if output is not None and self._storage.is_written(output):
                 name = self.name(output)
                 if name not in given:
                     given.append(name)
@@ -179,12 +174,12 @@ class _Writer:
         return direct or alias
 
     def _after(self, number: int, node: fx.Node) -> None:
-        """What follows a call: values handed over, values done with, and the way out if the guard is not finite."""
-        for name in self._places.sunk.get(node, ()):
+        """Write what follows a call: values handed over, values freed, and the way out if the guard is not finite."""
+        for name in self._bound.sunk.get(node, ()):
             self.each.append(f"sink({name!r}, {self._given_away(node, name)})")
-        if node is self._places.guard:
+        if node is self._bound.guard:
             there = set(self._order[: number + 1])
-            results = [self._result(place, there) for place in range(len(self._places.returned))]
+            results = [self._result(place, there) for place in range(len(self._bound.returned))]
             self.each.append(f"if not is_finite({self.name(node)}):")
             self.each.append(f"    return [{', '.join(results)}]")
         done = [name for name in self._readers.pop(number, ()) if name not in self._static]
@@ -193,8 +188,8 @@ class _Writer:
 
     def _given_away(self, node: fx.Node, name: str) -> str:
         """The value itself where nobody else will have it, else a copy."""
-        names = self._places.sunk[node]
-        is_last = name == names[-1] and node not in self._places.returned
+        names = self._bound.sunk[node]
+        is_last = name == names[-1] and node not in self._bound.returned
         is_read = any(user.op != "output" for user in node.users) or node.op != "call_function"
         if not is_last or is_read:
             return f"copy({self.name(node)})"
@@ -204,9 +199,9 @@ class _Writer:
 
     def _close(self) -> None:
         """New state that is not in its place yet is copied there, but for what was to be returned as it was."""
-        left = [(old, new) for old, new in self._places.replaced.items() if self.name(old) != self.name(new)]
+        left = [(old, new) for old, new in self._bound.replaced.items() if self.name(old) != self.name(new)]
         changing = {old for old, _ in left}
-        results = f"[{', '.join(map(self._result, range(len(self._places.returned))))}]"
+        results = f"[{', '.join(map(self._result, range(len(self._bound.returned))))}]"
         if not left:
             self.each.append(f"return {results}")
             return
@@ -221,13 +216,13 @@ class _Writer:
 
     def _result(self, place: int, there: Collection[fx.Node] | None = None) -> str:
         """One result as text; one that is not there yet is None. Old state that is shown is copied before it goes."""
-        node = self._places.in_place.get(place)
+        node = self._bound.in_place.get(place)
         if node is not None:
             return self.name(node)
-        node = self._places.returned[place]
+        node = self._bound.returned[place]
         if node is None or (there is not None and node not in there):
             return "None"
-        is_state = self._owners[node] & self._places.replaced.keys()
+        is_state = self._owners[node] & self._bound.replaced.keys()
         return f"copy({self.name(node)})" if is_state else self.name(node)
 
     def _last_readers(self) -> dict[int, list[str]]:
@@ -237,8 +232,8 @@ class _Writer:
             for value in (node, *node.all_input_nodes):
                 if value.op == "call_function" and isinstance(value.meta.get("val"), Tensor):
                     last[self.name(value)] = number
-        returned = (node for node in self._places.returned if node is not None)
-        for node in (*self._graph.placeholders, *returned, *self._places.replaced.values()):
+        returned = (node for node in self._bound.returned if node is not None)
+        for node in (*self._graph.placeholders, *returned, *self._bound.replaced.values()):
             last.pop(self.name(node), None)
         found: dict[int, list[str]] = {}
         for name, number in last.items():
@@ -247,7 +242,7 @@ class _Writer:
 
 
 def _form_of(value: Any) -> Hashable:
-    """What a function that torch has for an operator may go by when it is called: kinds of arguments, not shapes."""
+    """The kinds of arguments, without their shapes, by which a function of torch may choose its operator."""
     if isinstance(value, Tensor):
         return value.dtype, value.ndim
     if isinstance(value, (tuple, list)):

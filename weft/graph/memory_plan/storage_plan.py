@@ -1,6 +1,6 @@
-"""Where each value of a step lives, decided once for all steps.
+"""The storage plan: the memory of each value of a step, decided once for all steps.
 
-    look     in the memory of what it looks at (a view)
+    view     in the memory of the value that it is a view of
     over     in the memory of a value that nobody will read again: of an operand, or of the old state it replaces
     slot     in the arena, which the step keeps from one run to the next
     fresh    in memory that its operator allocates: it leaves the step, or the operator cannot be told where to write
@@ -20,11 +20,11 @@ from torch import Tensor, fx
 
 from weft.graph.fusion import region_of
 from weft.graph.ir.memory_layout import fills_memory, layout_of
-from weft.graph.memory_plan.aliasing import is_look, owners_of, owns_its_outputs
-from weft.graph.memory_plan.arena import Span, place_all
+from weft.graph.memory_plan.aliasing import is_alias, owners_of, owns_its_outputs
+from weft.graph.memory_plan.arena import Lifetime, assign_offsets
 from weft.graph.memory_plan.out_variants import is_pointwise, written_into
 
-__all__ = ["NORM", "PLAIN_NORM", "Homes", "plan_homes"]
+__all__ = ["NORM", "PLAIN_NORM", "StoragePlan", "plan_storage"]
 
 aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ _STATISTICS = (3, 4)  # places of the running mean and variance, among its argum
 
 
 @dataclass(frozen=True)
-class Homes:
+class StoragePlan:
     """Values that share memory share its name, that of the first value in it.
 
     Args:
@@ -54,8 +54,10 @@ class Homes:
         return first is not None and (first is not node or node in self.offsets)
 
 
-def plan_homes(order: Sequence[fx.Node], replaced: Mapping[fx.Node, fx.Node], returned: Collection[fx.Node]) -> Homes:
-    """Decide.
+def plan_storage(
+    order: Sequence[fx.Node], replaced: Mapping[fx.Node, fx.Node], returned: Collection[fx.Node]
+) -> StoragePlan:
+    """Decide where each value is stored.
 
     Args:
         order: the nodes in the order in which they run.
@@ -72,7 +74,7 @@ class _Planner:
     """Goes through the calls in order, and knows what is in which memory.
 
     A value is known by its node, a memory by the node of the first value in it. `_last` is the number of the last call
-    that reads a value, or a look at it; the number after the last call where it outlives the step.
+    that reads a value, or a view of it; the number after the last call where it outlives the step.
     """
 
     def __init__(
@@ -89,14 +91,14 @@ class _Planner:
         self._leaving = {owner for node in returned for owner in self._owners[node]}
         self._place: dict[fx.Node, fx.Node] = {}
         self._holds: dict[fx.Node, fx.Node] = {}  # the first value in a memory -> the value in it now
-        self._spans: dict[fx.Node, Span] = {}
+        self._lifetimes: dict[fx.Node, Lifetime] = {}
         self._norms: dict[fx.Node, dict[fx.Node, fx.Node]] = {}
         for old in replaced:
             self._take(old, old)
 
     def settle(self, number: int, node: fx.Node) -> None:
-        """Give the value of a call its home."""
-        if node.op != "call_function" or is_look(node):
+        """Decide where the value of a call is stored."""
+        if node.op != "call_function" or is_alias(node):
             return
         is_output = node.target is operator.getitem
         maker = node.args[0] if is_output else node
@@ -112,8 +114,8 @@ class _Planner:
         else:
             self._take(node, node)
 
-    def finished(self) -> Homes:
-        return Homes(self._place, *place_all(self._spans))
+    def finished(self) -> StoragePlan:
+        return StoragePlan(self._place, *assign_offsets(self._lifetimes))
 
     def _settle_output(self, number: int, node: fx.Node, maker: fx.Node) -> None:
         region = region_of(maker.target)
@@ -124,7 +126,7 @@ class _Planner:
             self._take(node, self._statistics(maker).get(node, node))
 
     def _statistics(self, maker: fx.Node) -> dict[fx.Node, fx.Node]:
-        """What batch norm makes of its running statistics, and the old ones if it can write over both."""
+        """The new running statistics of a batch norm, each with the old ones, if it can write over both."""
         if maker.target is not NORM:
             return {}
         if maker not in self._norms:
@@ -142,7 +144,7 @@ class _Planner:
         if own is not None:
             return own
         operands = [source for source in maker.all_input_nodes if source in self._place]
-        for operand in sorted(operands, key=lambda operand: not self._leads_home(operand, node)):
+        for operand in sorted(operands, key=lambda operand: not self._leads_to_own_state(operand, node)):
             is_alike = layout_of(operand.meta["val"]) == layout_of(node.meta["val"])
             if is_alike and self._may_follow(node, maker, operand):
                 return self._place[operand]
@@ -161,7 +163,7 @@ class _Planner:
                 return old
         return None
 
-    def _leads_home(self, operand: fx.Node, node: fx.Node) -> bool:
+    def _leads_to_own_state(self, operand: fx.Node, node: fx.Node) -> bool:
         return self._place[operand] in self._becomes.get(node, ())
 
     def _may_follow(self, node: fx.Node, maker: fx.Node, operand: fx.Node) -> bool:
@@ -178,7 +180,7 @@ class _Planner:
             return False
         if self._last[value] > number or (self._last[value] == number and self._order[number] not in readers):
             return False
-        # An operand that is another look at the same memory is not read in step with it.
+        # An operand that is a view of the same memory is not read in step with it.
         reader = self._order[number]
         return not any(source is not value and value in self._owners[source] for source in reader.all_input_nodes)
 
@@ -189,10 +191,10 @@ class _Planner:
             value = node.meta["val"]
             maker: Any = node.args[0] if node.target is operator.getitem else node
             begin = self._numbers[maker]
-            self._spans[node] = Span(begin, max(number, self._last[node]), value.numel() * value.element_size())
-        elif over in self._spans:
-            span = self._spans[over]
-            self._spans[over] = Span(span.first, max(span.last, self._last[node]), span.num_bytes)
+            self._lifetimes[node] = Lifetime(begin, max(number, self._last[node]), value.numel() * value.element_size())
+        elif over in self._lifetimes:
+            lifetime = self._lifetimes[over]
+            self._lifetimes[over] = Lifetime(lifetime.first, max(lifetime.last, self._last[node]), lifetime.num_bytes)
 
     def _take(self, node: fx.Node, first: fx.Node) -> None:
         self._place[node] = first
@@ -213,7 +215,7 @@ class _Planner:
 
 
 def _index(output: fx.Node) -> int:
-    """Which of its maker's outputs a node is."""
+    """The number of a node among the outputs of its maker."""
     index = output.args[1]
     assert isinstance(index, int)
     return index

@@ -1,4 +1,4 @@
-"""When each call runs: as captured, but for updates, each of which comes as soon as its gradient is there.
+"""The order of calls: as captured, but for updates, each of which comes as soon as its gradient is there.
 
     captured   ... backward 3, backward 2, backward 1, update 1, update 2, update 3
     planned    ... backward 3, update 3, backward 2, update 2, backward 1, update 1

@@ -33,7 +33,7 @@ def export(module: nn.Module, inputs: Sequence[Tensor], file: Path) -> None:
 
 
 def to_onnx(module: nn.Module, inputs: Sequence[Tensor]) -> onnx.ModelProto:
-    """What `export` writes."""
+    """The model that `export` writes."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
     def step(tensors: Any, batch: Any) -> tuple[Any, Any]:

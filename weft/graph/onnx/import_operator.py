@@ -1,4 +1,4 @@
-"""How an ONNX operator is computed: a function of its attributes and inputs."""
+"""The definition of an ONNX operator: a function of its attributes and inputs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -125,7 +125,7 @@ def _pad(
 
 
 def _beyond(size: int, low: int, high: int, mode: str) -> Tensor:
-    """Which elements stand for those from -low to size + high."""
+    """The indices of the elements that stand for those from -low to size + high."""
     places = torch.arange(-low, size + high)
     if mode == "edge":
         return places.clamp(0, size - 1)

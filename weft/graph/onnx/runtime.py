@@ -85,7 +85,7 @@ class OnnxRuntimeExecutor(AbstractExecutor):
         return self._inner.first_bad_tensor(state, batch)
 
     def program(self, state: State, batch: Batch, *, is_training: bool = False) -> AbstractProgram:
-        """What evaluates a batch of this shape."""
+        """The program that evaluates a batch of this shape."""
         assert not is_training
         return self._inner.program(state, batch, is_training=False)
 

@@ -1,12 +1,12 @@
-"""Which operator differs: two programs replayed on the same values, one operator after the other.
+"""The first difference between two programs, replayed on the same values one operator after the other.
 
     reference   x -> mm -> add -> tanh -> ...        every value is kept
     subject          mm'   add'   tanh'              each computed from the reference's inputs: errors do not add up
-                      =      =     differs -> blamed
+                      =      =     differs: reported
 
 Operators are matched by name, which rewrites keep where they keep the operator. A rewrite may also give a name to
-another value. So a call that is not the reference's, to the letter, is blamed only if putting the reference's value in
-its place mends the results.
+another value. So a call that is not the reference's, to the letter, is reported only if the reference's value in its
+place mends the results.
 """
 
 import operator
@@ -105,7 +105,7 @@ Found = tuple[fx.Node, Any]
 
 
 def _computed_alone(subject: AbstractProgram, inputs: Sequence[Tensor], kept: _Kept) -> list[Found]:
-    """What each of the subject's operators makes of the reference's values, for those that have a namesake."""
+    """The value that each of the subject's operators computes from the reference's, for those that have a namesake."""
     found: list[Found] = []
 
     def after(node: fx.Node, value: Any) -> Any:

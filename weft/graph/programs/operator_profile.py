@@ -1,4 +1,4 @@
-"""What a tape tells: where the time of a step goes, by operator and by kind, and how near the roof each comes."""
+"""The profile of a step from its tape: time by operator and by kind, and how near the roofline each comes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

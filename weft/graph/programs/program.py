@@ -132,12 +132,22 @@ def measure_sizes(graph: Graph, inputs: Sequence[Tensor]) -> dict[str, int]:
     return sizes
 
 
-def split_results(graph: Graph, sunk: str) -> tuple[dict[fx.Node, list[str]], list[Any]]:
-    """The paths below a part of the outputs, by the node that a sink gets for them; and what is left to return."""
-    prefix, returned = f"outputs.{sunk}.", list(graph.result_nodes)
+def split_results(graph: Graph, sunk: str) -> tuple[dict[fx.Node, list[str]], list[fx.Node | None]]:
+    """The results of a graph by their receiver.
+
+    Args:
+        sunk: a part of the outputs, such as `gradients`, that goes to a sink; empty for none.
+
+    Returns:
+        The paths under which each node's value goes to the sink; and the node of each result for the caller, None where
+        only the sink gets it.
+    """
+    prefix, nodes = f"outputs.{sunk}.", graph.result_nodes
     paths: dict[fx.Node, list[str]] = {}
+    returned: list[fx.Node | None] = [None] * len(nodes)
     for path, place in paths_of(graph.results):
         if sunk and path.startswith(prefix):
-            paths.setdefault(graph.result_nodes[place], []).append(path.removeprefix(prefix))
-            returned[place] = None
+            paths.setdefault(nodes[place], []).append(path.removeprefix(prefix))
+        else:
+            returned[place] = nodes[place]
     return paths, returned

@@ -74,7 +74,7 @@ def fold_batch_norm(nodes: fx.Graph, _constants: dict[str, Tensor]) -> int:
 
 
 def _foldable(norm: fx.Node) -> dict[str, Any] | None:
-    """What the names stand for, where the statistics are fixed and nobody else reads the convolution."""
+    """The values of the names, where the statistics are fixed and nobody else reads the convolution."""
     given = arguments_of(norm)
     names = {"gamma": "weight", "beta": "bias", "mean": "running_mean", "variance": "running_var"}
     statistics = {name: given[key] for name, key in names.items()}

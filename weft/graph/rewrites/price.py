@@ -1,4 +1,4 @@
-"""What a call costs on this kind of machine, in bytes: those that it moves, and those that could move meanwhile.
+"""The price of a call on this kind of machine, in bytes: those that it moves, and those that could move meanwhile.
 
 Element-wise operators are bound by memory, products by arithmetic; a call costs something even on one number. The
 three are put on one scale by what a core does in the same time, in round figures: they only have to say which of two

@@ -123,7 +123,7 @@ def put(nodes: fx.Graph, node: fx.Node, new: fx.Node | Imagined) -> fx.Node:
 
 @dataclass(frozen=True)
 class _Imagination:
-    """How calls are run without values, what named sizes stand for, and what has become of each call, by identity."""
+    """A way to run calls without values, the values of named sizes, and the calls made so far, by identity."""
 
     run: Callable[..., Any]
     sizes: Mapping[str, Any]

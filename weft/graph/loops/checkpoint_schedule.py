@@ -1,4 +1,4 @@
-"""Which states of a loop to keep for its gradient, and which to compute again (Griewank and Walther, 2000).
+"""Checkpoints of a loop: states kept for its gradient, the others computed again (revolve: Griewank and Walther, 2000).
 
 Backward takes the steps of a loop in reverse, and step i needs the state before it. With all n states kept that is
 easy; with few, states are computed again from the nearest one that was kept. For n = 8 and 2 checkpoints:
@@ -63,7 +63,7 @@ def first_checkpoints(num_steps: int, checkpoints: int) -> list[int]:
 
 
 def schedule(num_steps: int, checkpoints: int) -> Iterator[Action]:
-    """What backward does, in order, after a forward pass that kept `first_checkpoints`.
+    """The actions of backward, in order, after a forward pass that kept `first_checkpoints`.
 
     A state that was kept is let go when its own step has been reversed.
     """
@@ -84,7 +84,7 @@ def schedule(num_steps: int, checkpoints: int) -> Iterator[Action]:
 
 
 def num_repeated(num_steps: int, checkpoints: int) -> int:
-    """How many steps backward takes again, beside each step's own gradient."""
+    """The number of steps that backward takes again, beside each step's own gradient."""
     return sum(action.step - action.begin for action in schedule(num_steps, checkpoints))
 
 
@@ -114,7 +114,7 @@ def draw_schedule(num_steps: int, checkpoints: int) -> str:
 
 
 def _split(num_steps: int, places: int) -> int:
-    """How many of two or more steps lie before the next state to keep, where one place is the first state's.
+    """The number of steps, of two or more, before the next state to keep, where one place is the first state's.
 
     Left of it, `places` places and one repetition less must do; right of it, one place less.
     """
