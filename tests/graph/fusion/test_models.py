@@ -10,9 +10,9 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from tests.graph.contract import take
+from tests.graph.executors.test_built_in_models import SUBJECTS, cross_entropy, draw
 from tests.graph.fusion.test_fuse import always
 from tests.graph.steps import plain
-from tests.graph.test_generated_models import SUBJECTS, cross_entropy, draw
 from weft.graph import EagerExecutor, Graph, Step, capture, check_shapes, rewrite
 from weft.graph.fusion import fuse, regions_of
 from weft.graph.ir.interpreter import call_of, replay

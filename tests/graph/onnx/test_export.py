@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.graph.test_generated_models import SUBJECTS, draw
+from tests.graph.executors.test_built_in_models import SUBJECTS, draw
 from weft.errors import GraphError, StorageError
 from weft.graph import capture
 from weft.graph.onnx import export, from_onnx, graph_to_onnx, load, to_onnx

@@ -154,7 +154,7 @@ def makes_it_a_number(batch: Tensor) -> Tensor:
 def test_a_step_for_one_size_is_refused_with_its_line(step: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(GraphError, match="needs one size where any was asked for") as caught:
         capture(lambda state, batch: (step(batch), state), (), torch.ones(6, 3), dynamic="batch")
-    assert f"test_dynamic.py:{step.__code__.co_firstlineno + 1}:" in str(caught.value)
+    assert f"test_dynamic_sizes.py:{step.__code__.co_firstlineno + 1}:" in str(caught.value)
 
 
 def test_a_size_may_become_a_factor() -> None:
@@ -229,7 +229,7 @@ def test_a_tensor_with_gaps_is_refused_and_a_permuted_one_is_not() -> None:
 
 def test_an_operator_that_knows_no_symbols_is_refused_with_its_line() -> None:
     lstm = nn.LSTM(3, 4)
-    with pytest.raises(GraphError, match=r"cannot be captured for any size .*test_dynamic.py"):
+    with pytest.raises(GraphError, match=r"cannot be captured for any size .*test_dynamic_sizes.py"):
         capture(
             lambda state, batch: (torch.func.functional_call(lstm, state, (batch,))[0], state),
             dict(lstm.named_parameters()),

@@ -22,7 +22,7 @@ EXECUTORS = (
     Subject("inductor", CATALOGUE["inductor"], tolerance=1e-5, compiles=True),
     Subject("jax", CATALOGUE["jax"], tolerance=1e-5, compiles=True, is_one_call=True),
 )
-FOR_INFERENCE = {"onnxruntime"}  # has a contract of its own: tests/graph/onnx/test_executor.py
+FOR_INFERENCE = {"onnxruntime"}  # has a contract of its own: tests/graph/onnx/test_runtime.py
 
 # Compilers take a while: they get every check on the cases that are hardest to get right, and one on the others.
 HARDEST = ("convolution", "dropout")

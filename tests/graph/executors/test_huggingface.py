@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.graph.contract import clone, take
-from tests.graph.test_generated_models import assert_bits
+from tests.graph.executors.test_built_in_models import assert_bits
 from weft.graph import EagerExecutor, GraphExecutor, Program, capture, rewrite, training_step
 from weft.specs import Batch
 

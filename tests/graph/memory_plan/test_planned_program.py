@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor, fx, nn
 
-from tests.graph.planned.random_steps import Recipe, inputs, recipes, step_of
+from tests.graph.memory_plan.random_steps import Recipe, inputs, recipes, step_of
 from tests.graph.steps import descent, descent_inputs
 from weft.errors import GraphError
 from weft.graph import Graph, PlannedProgram, Program, Signature, capture, rewrite

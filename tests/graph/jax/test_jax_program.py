@@ -63,7 +63,7 @@ def test_what_depends_on_values_cannot_be_drawn() -> None:
 def test_an_operator_that_is_in_no_table_is_named_with_its_line() -> None:
     graph = capture(lambda state, batch: (torch.linalg.inv(batch), state), (), torch.eye(2))
     with pytest.raises(
-        GraphError, match=r"aten.linalg_inv_ex.default, line: test_program.py:\d+\); use executor=graph"
+        GraphError, match=r"aten.linalg_inv_ex.default, line: test_jax_program.py:\d+\); use executor=graph"
     ):
         JaxProgram(graph)
 

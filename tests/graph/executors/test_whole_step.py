@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.graph.contract import clone
-from tests.graph.test_generated_models import IMAGE, SUBJECTS, assert_bits, cross_entropy, draw
+from tests.graph.executors.test_built_in_models import IMAGE, SUBJECTS, assert_bits, cross_entropy, draw
 from weft.graph import EagerExecutor, GraphExecutor, State, WholeStep
 from weft.specs import Batch
 from weft.training.models import MODELS

@@ -97,7 +97,7 @@ def test_kinds_add_up(profile: Profile) -> None:
 
 def test_operators_know_their_line_part_and_roof(profile: Profile) -> None:
     product = profile.operators[0]
-    assert product.line.startswith("test_tape.py:") and product.role == "forward"
+    assert product.line.startswith("test_tape_program.py:") and product.role == "forward"
     assert product.placement is not None and product.placement.flop_rate == pytest.approx(48 / 5.5)
     assert product.placement.bound == "memory" and product.shape == (2, 3)
 

@@ -10,6 +10,7 @@ from tests.graph.fusion.test_fuse import always, momentum, momentum_inputs
 from weft.errors import GraphError
 from weft.graph import Program, capture
 from weft.graph.fusion import compile_region, fuse, regions_of
+from weft.graph.fusion.inductor import kept_apart
 
 
 def test_a_program_with_a_compiled_region_steps_as_one_without() -> None:
@@ -75,3 +76,19 @@ def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch
     (region,) = regions_of(fuse(capture(lambda s, b: (b.cos().tan(), s), (), torch.ones(3)), worth=always)).values()
     with pytest.raises(GraphError, match=r"cannot be compiled \(.*: No working C\+\+ compiler found\); install"):
         compile_region(region)
+
+
+def test_an_output_that_the_compiler_takes_from_an_input_is_copied() -> None:
+    made = torch.zeros(3)
+
+    def lazy(given: list[Tensor]) -> list[Tensor]:
+        return [given[0], made, made.view(3, 1)]
+
+    run = kept_apart(lazy)
+    for _ in range(2):  # the first call finds out what is shared
+        given = torch.ones(3)
+        outputs = run([given])
+        for output in outputs:
+            output.fill_(7)
+        assert given[0] == 1 and made[0] == 7
+        assert len({output.data_ptr() for output in outputs}) == 3

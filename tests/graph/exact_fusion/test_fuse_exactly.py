@@ -39,10 +39,8 @@ def test_the_update_of_a_parameter_is_one_call() -> None:
 
 def test_steps_write_over_the_state_with_the_same_bits(tmp_path: Path) -> None:
     graph = capture(momentum, momentum_state(), torch.ones(4))
-    plain, fused = (
-        Program(graph, folder=tmp_path),
-        fused_program(graph, Signature(("state",), ("state",)), may_round=False),
-    )
+    plain = Program(graph, folder=tmp_path)
+    fused = fused_program(graph, Signature(("state",), ("state",)), may_round=False)
     expected, state = momentum_state(), momentum_state()
     for _ in range(3):
         _, expected, _ = plain(expected, torch.full((4,), 0.3))
