@@ -7,10 +7,10 @@ from tests.operators.rooflines import ROUND
 from weft.errors import UsageError
 from weft.operators import roofline as module
 from weft.operators.bench import place
-from weft.operators.caches import read_caches
 from weft.operators.cost import Cost
-from weft.operators.picture import HEIGHT, WIDTH, draw_roofline
+from weft.operators.cpu_caches import read_caches
 from weft.operators.roofline import measure_roofline
+from weft.operators.roofline_drawing import HEIGHT, WIDTH, draw_roofline
 
 
 def test_the_nearest_memory_that_holds_all() -> None:

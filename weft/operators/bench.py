@@ -45,7 +45,15 @@ class BenchResult:
 
 
 def bench_operator(operator: Operator, roofline: Roofline, *, max_seconds: float = 0.5) -> list[BenchResult]:
-    """Time forward and backward on every sample, each for at most `max_seconds`, with torch's present threads."""
+    """Time forward and backward on every sample, with torch's present threads.
+
+    Args:
+        roofline: of this machine, by `measure_roofline`.
+        max_seconds: for each direction of each sample.
+
+    Returns:
+        A result for each direction of each sample.
+    """
     rule = TimingRule(max_seconds=max_seconds)
     results = []
     for sample, inputs in enumerate(operator.samples(for_bench=True)):

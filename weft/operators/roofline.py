@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 
 from weft.errors import UsageError
-from weft.operators.caches import Cache, read_caches
 from weft.operators.compile import compile_library
 from weft.operators.cpp import CPP_FLAGS
+from weft.operators.cpu_caches import Cache, read_caches
 
 __all__ = ["Ceiling", "Peak", "Roofline", "measure_roofline"]
 
@@ -69,7 +69,12 @@ class Roofline:
 
 @cache
 def measure_roofline(num_threads: int = 1) -> Roofline:
-    """Measure the ceilings here and now, in about a second; once per process and number of threads."""
+    """Measure the roofline of this machine, in about a second; once per process and number of threads.
+
+    Raises:
+        UsageError: fewer than one thread.
+        CompilerError: there is no C++ compiler.
+    """
     if num_threads < 1:
         raise UsageError(f"a roofline needs threads ({num_threads}); give 1 or more")
     library = _load()

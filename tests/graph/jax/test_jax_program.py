@@ -55,7 +55,7 @@ def test_random_numbers_are_torchs_own(draw: Any) -> None:
 def test_what_depends_on_values_cannot_be_drawn() -> None:
     graph = capture(lambda state, batch: (torch.bernoulli(batch), state), (), torch.ones(2))
     with pytest.raises(
-        GraphError, match=r"no such random operator \(operator: aten.bernoulli.default, line: test_program"
+        GraphError, match=r"no such random operator \(operator: aten.bernoulli.default, line: test_jax_program"
     ):
         JaxProgram(graph)
 

@@ -20,12 +20,14 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
 def capture(step: Step, state: Any, batch: Any, *, dynamic: Dynamic | None = None) -> Graph:
-    """The graph of a step, for tensors of these shapes and types; their values do not matter.
+    """Trace a step into a graph of ATen operators, without running it.
 
     State that is written in place counts as returned only if the step returns it. Random numbers are drawn from the
     default generator, in the order of the operators that draw them.
 
     Args:
+        step: `(state, batch) -> (outputs, new state)`, pure; it may call autograd.
+        state, batch: examples: shapes, strides and types count, values do not.
         dynamic: dimensions that go by a name, and may be of any size from 2 when the graph runs: `"batch"` is
             dimension 0 of every tensor of the batch, `{"batch.x": {1: "length"}}` dimension 1 of one.
 

@@ -30,7 +30,11 @@ Addition = Callable[["Values"], Mapping[str, Any]]
 
 
 def grad(graph: Graph, loss: str, wrt: Sequence[str]) -> Graph:
-    """The graph with the gradients of a scalar as further outputs: `outputs.gradients.<name as given>`.
+    """Add the gradients of a scalar as outputs: `outputs.gradients.<name as given>`.
+
+    Args:
+        loss: a scalar variable, by name or path: `outputs.loss`.
+        wrt: variables by name or path, such as `state.weight`.
 
     Raises:
         GraphError: the loss is no scalar, does not depend on one of `wrt`, or an operator has no derivative.
@@ -43,10 +47,10 @@ def grad(graph: Graph, loss: str, wrt: Sequence[str]) -> Graph:
 
 
 def extend(graph: Graph, addition: Addition, *, differentiable: Sequence[str] = ()) -> Graph:
-    """The graph with further outputs, computed from its variables: `extend(g, lambda v: {"twice": v["mm"] * 2})`.
+    """Add outputs that are computed from variables: `extend(g, lambda v: {"twice": v["mm"] * 2})`.
 
     Args:
-        addition: gives outputs by name; a dict is merged into one that is there by the same name.
+        addition: from variables, by name or path, to outputs by name; a dict is merged into one of the same name.
         differentiable: variables by which `addition` takes gradients with autograd.
     """
     wanted = {_find(graph, name) for name in differentiable}
@@ -59,7 +63,15 @@ def extend(graph: Graph, addition: Addition, *, differentiable: Sequence[str] = 
 
 
 def replace_gradient(graph: Graph, name: str, function: Callable[[Tensor], Tensor]) -> Graph:
-    """The graph in which `function(variable)` stands for the variable, a gradient or another, wherever it is read."""
+    """Let `function(variable)` stand for a variable, a gradient or another, wherever it is read.
+
+    Args:
+        name: the variable, by name or path: `outputs.gradients.weight`.
+        function: gives a tensor of the same shape and type: `lambda g: g.clamp(-1, 1)`.
+
+    Raises:
+        GraphError: no such variable, or another shape or type.
+    """
     wanted = _find(graph, name)
 
     def after(node: fx.Node, value: Any) -> Any:
@@ -75,7 +87,7 @@ def replace_gradient(graph: Graph, name: str, function: Callable[[Tensor], Tenso
 
 
 def update_state(graph: Graph, updates: Mapping[str, str]) -> Graph:
-    """The graph whose new state has these variables: `{"state.weight": "outputs.new_weight"}`.
+    """Let variables be the new state: `update_state(graph, {"state.weight": "outputs.new_weight"})`.
 
     Every operator goes on reading the old value: a graph has no writes, so there is no order to get wrong.
     """

@@ -40,12 +40,16 @@ __all__ = [
 def add_operator(
     graph: Graph, target: Any, *args: Any, name: str = "", line: str = "", **kwargs: Any
 ) -> tuple[Graph, Operator]:
-    """The graph with one more call, behind all that it reads, and that call.
+    """Add a call at the end of a graph.
 
     Args:
         target: an operator, such as `torch.ops.aten.mul.Tensor`.
         args, kwargs: what it is called with; variables stand for their values.
         name: what it is to be called; by default after its operator.
+        line: the line of code to show for it.
+
+    Returns:
+        The new graph, and the call in it.
 
     Raises:
         GraphError: not an operator, or one that writes in place; or these arguments are not for it.
@@ -65,7 +69,8 @@ def add_operator(
 
 
 def remove_operator(graph: Graph, name: str) -> Graph:
-    """
+    """Remove the call of that name.
+
     Raises:
         GraphError: something reads it; or it draws random numbers or talks to other ranks, and others would notice.
     """
@@ -84,7 +89,14 @@ def remove_operator(graph: Graph, name: str) -> Graph:
 
 
 def replace_operator(graph: Graph, name: str, target: Any, *args: Any, **kwargs: Any) -> Graph:
-    """The graph with another call in the place of one. Its outputs have the shapes and types of those replaced."""
+    """Put another call in the place of the one of that name.
+
+    Args:
+        target, args, kwargs: as in `add_operator`.
+
+    Raises:
+        GraphError: as `add_operator`; or the outputs are not of the shapes and types of those replaced.
+    """
     edited = graph.edited()
     old = _find(edited, _operator(graph, name).name)
     _refuse_to_lose(old)
@@ -97,7 +109,11 @@ def replace_operator(graph: Graph, name: str, target: Any, *args: Any, **kwargs:
 
 
 def replace_variable(graph: Graph, old: Variable, new: Variable) -> Graph:
-    """The graph in which whoever read `old`, a result too, reads `new`, which has its shape and type."""
+    """Let all calls and results that read `old` read `new`.
+
+    Raises:
+        GraphError: they are not of one shape and type, or `new` is made too late.
+    """
     edited = graph.edited()
     before, after = _find(edited, old.name), _find(edited, new.name)
     _check_same(before, after)
@@ -106,7 +122,14 @@ def replace_variable(graph: Graph, old: Variable, new: Variable) -> Graph:
 
 
 def add_input(graph: Graph, path: str, like: Tensor) -> tuple[Graph, Variable]:
-    """The graph with one more tensor in its batch, of this shape and type: `add_input(graph, "batch.mask", mask)`."""
+    """Add a tensor to the batch: `graph, mask = add_input(graph, "batch.mask", torch.ones(8))`.
+
+    Args:
+        like: of its shape and type; the values do not matter.
+
+    Raises:
+        GraphError: the path is not below `batch`, or is taken.
+    """
     if path.partition(".")[0] != "batch":
         raise GraphError(f"an input is added to the batch (path: {path}); what is added to the state has to be updated")
     edited = graph.edited()
@@ -122,7 +145,7 @@ def add_input(graph: Graph, path: str, like: Tensor) -> tuple[Graph, Variable]:
 
 
 def remove_input(graph: Graph, path: str) -> Graph:
-    """The graph without a tensor of its batch that nobody reads."""
+    """Remove a tensor of the batch that nobody reads, by its path."""
     places = dict(paths_of(graph.arguments))
     if path not in places or path.partition(".")[0] != "batch":
         raise GraphError(f"no such input of the batch ({path}); {nearest(path, places)}")
@@ -138,7 +161,7 @@ def remove_input(graph: Graph, path: str) -> Graph:
 
 
 def add_output(graph: Graph, path: str, variable: Variable) -> Graph:
-    """The graph that returns one more variable: `add_output(graph, "outputs.norm", norm)`."""
+    """Return one more variable: `add_output(graph, "outputs.norm", norm)`."""
     if path.partition(".")[0] != "outputs":
         raise GraphError(f"not a place of the outputs ({path}); a place of the state is updated with update_state")
     edited = graph.edited()
@@ -148,7 +171,7 @@ def add_output(graph: Graph, path: str, variable: Variable) -> Graph:
 
 
 def remove_output(graph: Graph, path: str) -> Graph:
-    """The graph that no longer returns this; operators that only it needed stay until dead code is removed."""
+    """Return one variable less, by its path; operators that only it needed stay until `rewrite` removes dead code."""
     places = dict(paths_of(graph.results))
     if path not in places or path.partition(".")[0] != "outputs":
         raise GraphError(f"no such output ({path}); {nearest(path, places)}")

@@ -22,7 +22,7 @@ __all__ = ["fuse_exactly"]
 
 
 def fuse_exactly(graph: Graph) -> Graph:
-    """The graph with its element-wise chains as regions, where a compiled one is seen to have the same bits.
+    """Make regions of element-wise chains, where a compiled one is seen to have the same bits.
 
     A chain has two calls or more, of one part of the step. All its tensors have one layout, since an operator of the
     table takes and gives nothing else but scalars.

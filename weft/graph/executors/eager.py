@@ -22,6 +22,8 @@ class EagerExecutor(AbstractExecutor):
         on_gradient:          |          |          |        each as soon as autograd has accumulated it
 
     Args:
+        module: in float32 or another type; its parameters get a hook each.
+        loss: `loss(predictions, *targets)`, a scalar.
         autocast: the type in which matrix products are computed, by torch's rules (bfloat16 on CPU); None is as it is.
     """
 

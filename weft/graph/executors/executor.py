@@ -47,11 +47,19 @@ class AbstractExecutor(ABC):
 
     @abstractmethod
     def initial_state(self) -> State:
-        """The state as the model was built."""
+        """The state that the model was built with."""
 
     @abstractmethod
     def __call__(self, state: State, batch: Batch, on_gradient: GradientSink) -> tuple[Outputs, State]:
-        """One forward and backward pass in training mode."""
+        """One forward and backward pass in training mode.
+
+        Args:
+            state: consumed; its tensors may be written over.
+            on_gradient: called once for each trainable parameter, by name, as soon as its gradient is complete.
+
+        Returns:
+            Loss and predictions, and the new state: buffers and random state moved on, parameters as they were.
+        """
 
     @abstractmethod
     def infer(self, state: State, batch: Batch) -> Outputs:

@@ -31,11 +31,13 @@ class GraphExecutor(AbstractExecutor):
     for inference apart; the latest few are kept.
 
     Args:
+        module: its parameters and buffers are the initial state.
+        loss: `loss(predictions, *targets)`, a scalar.
         autocast: the type in which matrix products are computed, by torch's rules (bfloat16 on CPU); None is as it is.
         fused: compile element-wise parts of the graph by Inductor, and lay images out with their channels together;
             both may round differently.
         folder: where the generated code is kept; by default a folder of the user's cache.
-        make_program: what runs a graph; by default generated Python.
+        make_program: makes the program of a captured graph; by default generated Python.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class GraphExecutor(AbstractExecutor):
 
 @runtime_checkable
 class HasPrograms(Protocol):
-    """An executor that runs graphs, and can tell which for a batch."""
+    """An executor that runs graphs, and gives the program of a batch: what profiles and proofs look into."""
 
     def program(self, state: State, batch: Batch, *, is_training: bool) -> AbstractProgram: ...
 

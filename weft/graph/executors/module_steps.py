@@ -25,12 +25,13 @@ There is no gradient for a parameter that has no part in the loss, and no new va
 def training_step(
     module: nn.Module, loss: Loss, *, autocast: torch.dtype | None = None, channels_last: bool = False
 ) -> Step:
-    """Loss, predictions and gradients by name.
+    """A step that returns loss, predictions and gradients by name; the state stays as it is, but for buffers.
 
     A gradient has the strides of its parameter, as autograd would accumulate it; names of parameters that have none are
     listed under `unused`.
 
     Args:
+        loss: `loss(predictions, *targets)`, a scalar.
         autocast: the type in which matrix products are computed, by torch's rules; None is as it is.
         channels_last: lay images out with their channels together, which convolutions are faster on; it may round
             differently.
@@ -66,7 +67,12 @@ def updating_step(
     autocast: torch.dtype | None = None,
     channels_last: bool = False,
 ) -> Step:
-    """Loss and predictions; parameters, buffers and memory as the update leaves them."""
+    """A step that returns loss and predictions; its new state is as the update leaves it.
+
+    Args:
+        update: from gradients to new parameters and memory, pure; see `UpdateFunction`.
+        autocast, channels_last: as in `training_step`.
+    """
     gradients_of = training_step(module, loss, autocast=autocast, channels_last=channels_last)
 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
@@ -82,7 +88,7 @@ def updating_step(
 def inference_step(
     module: nn.Module, loss: Loss, *, autocast: torch.dtype | None = None, channels_last: bool = False
 ) -> Step:
-    """Loss and predictions; the state stays as it is."""
+    """A step that returns loss and predictions without gradients; arguments are those of `training_step`."""
 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
         with torch.no_grad(), _use_autocast(state["parameters"], autocast):

@@ -17,6 +17,10 @@ class ReferenceExecutor(AbstractExecutor):
     """Computes in float64 on a copy of the module. Its state, gradients and outputs are float64 too.
 
     It accepts a state of any floating-point type, so that a float32 state can be stepped exactly.
+
+    Args:
+        module: copied; the original stays as it is.
+        loss: `loss(predictions, *targets)`, a scalar.
     """
 
     def __init__(self, module: nn.Module, loss: Loss) -> None:

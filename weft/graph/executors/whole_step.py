@@ -50,7 +50,9 @@ class WholeStep:
     finite leaves parameters and memory as they were.
 
     Args:
-        update: what becomes of parameters; see `UpdateFunction`.
+        module: its parameters and buffers are the initial state.
+        loss: `loss(predictions, *targets)`, a scalar.
+        update: gives the new parameters; see `UpdateFunction`.
         autocast: the type in which matrix products are computed, by torch's rules (bfloat16 on CPU); None is as it is.
         fused: compile element-wise parts of the graph by Inductor, and lay images out with their channels together;
             both may round differently.
@@ -83,7 +85,12 @@ class WholeStep:
         self._flat = _Flat((None, None, None), [], -1)
 
     def __call__(self, state: State, memory: Any, batch: Batch, settings: Any) -> tuple[Outputs, State, Any]:
-        """One step; `settings` is what the update is told anew each time, as tensors."""
+        """One step.
+
+        Args:
+            memory: what the update keeps from step to step, such as momentum: a nested dict of tensors.
+            settings: what the update is told anew each time, as tensors: the learning rate.
+        """
         program = self.program(state, memory, batch, settings)
         given, _ = flatten(_data(batch, settings))
         results, random = program.run([*self._flat.leaves, *given], refuse, state.random)

@@ -11,7 +11,7 @@ __all__ = ["text_of", "type_of"]
 
 
 def text_of(graph: Graph) -> str:
-    """Inputs with their places, operators in order under the part of the step they belong to, results, loops' bodies.
+    """A graph as text: inputs, operators in order under the part of the step they belong to, results, bodies of loops.
 
     >>> import torch
     >>> from weft.graph.capture.capture import capture

@@ -61,9 +61,10 @@ _KNOWN = frozenset(
 
 
 def save_graph(graph: Graph, folder: Path, *, also: Collection[str] = ()) -> None:
-    """Write a folder that `load_graph` reads, whole or not at all. It must not exist. Regions are saved unfused.
+    """Write a folder that `load_graph` reads, whole or not at all. Regions are saved unfused.
 
     Args:
+        folder: must not exist.
         also: operators beside those of ATen, such as `("my_library.scale.default",)`.
 
     Raises:
@@ -95,7 +96,7 @@ def save_graph(graph: Graph, folder: Path, *, also: Collection[str] = ()) -> Non
 
 
 def load_graph(folder: Path, *, also: Collection[str] = ()) -> Graph:
-    """The graph that `save_graph` wrote.
+    """Read the graph that `save_graph` wrote. Nothing that the files name is run or imported.
 
     Args:
         also: operators beside those of ATen that the graph may call; whoever reads must have registered them.

@@ -31,7 +31,7 @@ Place = tuple[float, float]
 
 
 def svg_of(graph: Graph) -> str:
-    """The drawing as the text of an SVG file."""
+    """A graph as the text of an SVG file: `Path("step.svg").write_text(svg_of(graph))`."""
     layers = _layers(graph)
     width = max([len(COLOURS), *map(len, layers)]) * (_WIDTH + _GAP_X) + _GAP_X
     height = len(layers) * (_HEIGHT + _GAP_Y) + _LEGEND + _GAP_Y

@@ -32,7 +32,7 @@ _BYTES_PER_TENSOR = 3_000
 
 
 def fuse(graph: Graph, *, worth: Callable[[Sequence[fx.Node]], bool] | None = None) -> Graph:
-    """The graph with its element-wise parts as regions, where that is cheaper. Nothing is compiled yet.
+    """Make regions of the element-wise parts of a graph, where that is cheaper. Nothing is compiled yet.
 
     Regions hold no operator that draws random numbers or talks to other ranks, no constants, and no tensor whose shape
     is symbolic. Run as it is, the graph computes the same bits; compiled, a region may round differently.
@@ -50,7 +50,7 @@ def fuse(graph: Graph, *, worth: Callable[[Sequence[fx.Node]], bool] | None = No
 
 
 def unfuse(graph: Graph) -> Graph:
-    """The graph with the operators of its regions in their place."""
+    """Put the operators of each region back in its place: the reverse of `fuse`."""
     if not regions_of(graph):
         return graph
     nodes = fx.Graph()

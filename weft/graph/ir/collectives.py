@@ -43,7 +43,12 @@ _PENDING: dict[int, _Pending] = {}
 
 @contextmanager
 def use_collectives(start: StartAllReduce, group: str = "world") -> Iterator[None]:
-    """Let `start` carry out the all-reduces of this group, for all that runs inside, on this thread."""
+    """Let `start` carry out the all-reduces of a group, for all that runs inside, on this thread.
+
+    Args:
+        start: takes a tensor and an operation, begins to reduce the tensor in place, and returns a wait function.
+        group: the name by which graphs call the group.
+    """
     token = _HANDLERS.set({**_HANDLERS.get(), group: start})
     try:
         yield
@@ -52,7 +57,14 @@ def use_collectives(start: StartAllReduce, group: str = "world") -> Iterator[Non
 
 
 def start_all_reduce(tensor: Tensor, op: str = "sum", group: str = "world") -> Tensor:
-    """A promise of the tensor reduced over the ranks of a group; all ranks make the same calls in the same order."""
+    """Start to reduce a tensor over the ranks of a group; all ranks make the same calls in the same order.
+
+    Args:
+        op: "sum", "mean", "min", "max" or "product"; gradients flow through the first two.
+
+    Returns:
+        A promise, to be passed to `wait` once.
+    """
     if op not in _OPS:
         raise GraphError(f"no such reduction ({op}); {nearest(op, _OPS)}")
     promise: Tensor = torch.ops.weft.all_reduce.default(tensor, op, group)
@@ -60,13 +72,13 @@ def start_all_reduce(tensor: Tensor, op: str = "sum", group: str = "world") -> T
 
 
 def wait(promise: Tensor) -> Tensor:
-    """What was promised."""
+    """Wait for an all-reduce that was started, and return its result."""
     result: Tensor = torch.ops.weft.wait.default(promise)
     return result
 
 
 def all_reduce(tensor: Tensor, op: str = "sum", group: str = "world") -> Tensor:
-    """The tensor reduced over the ranks of a group, as a new one.
+    """Reduce a tensor over the ranks of a group, as `start_all_reduce` and then `wait`.
 
     >>> def alone(tensor, op):
     ...     return lambda: None

@@ -31,8 +31,12 @@ def check_graph(graph: Graph) -> None:
 
 
 def check_pass(before: Graph, after: Graph) -> None:
-    """A pass gives a valid graph with the same arguments and results, which draws the same random numbers, and talks to
-    other ranks as before."""
+    """Check that a pass kept what a graph takes, gives, draws and exchanges.
+
+    Raises:
+        GraphError: the new graph is not valid; or its arguments, results, conditions, random draws or collectives are
+            not those of the old one.
+    """
     check_graph(after)
     if (before.arguments, before.results) != (after.arguments, after.results):
         raise GraphError("pass changed the arguments or the results of the graph")

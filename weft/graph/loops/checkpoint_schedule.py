@@ -89,7 +89,7 @@ def num_repeated(num_steps: int, checkpoints: int) -> int:
 
 
 def draw_schedule(num_steps: int, checkpoints: int) -> str:
-    """The picture above, for any loop.
+    """Draw which states a loop keeps and which its backward computes again: `>` taken, `o` kept, `<` reversed.
 
     >>> print(draw_schedule(4, 1))
     step       0  1  2  3

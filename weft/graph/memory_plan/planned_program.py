@@ -40,7 +40,10 @@ class PlannedProgram(AbstractProgram):
     two threads, would share memory that is only enough for one.
 
     Args:
-        compile: what makes a function of a region and of the places that it is to write to.
+        graph: one without named sizes.
+        signature: the inputs that stay or are written over, the outputs for a sink, the guard.
+        compile: makes a function of a region and of the places that it is to write to.
+        arena: memory that other programs use too, one at a time; by default its own.
         folder: where the generated file is kept; by default a folder of the user's cache.
     """
 

@@ -13,7 +13,9 @@ __all__ = ["BoundSignature", "Signature", "bind_signature"]
 
 @dataclass(frozen=True)
 class Signature:
-    """The inputs and outputs of a graph that a program treats in a way of their own, by the beginnings of their paths.
+    """The inputs and outputs of a graph that a program treats in a way of their own.
+
+    They are named by the beginnings of their paths: `state.parameters` is all of them.
 
     Args:
         kept: inputs that are the same tensors from step to step; views of them are taken once.

@@ -50,12 +50,16 @@ def first_difference(
     random: Tensor,
     tolerance: float = 0.0,
 ) -> Difference | None:
-    """The first operator of the subject that differs from the reference's of that name; None if each alone agrees.
+    """The first operator of the subject that differs from the reference's of that name.
 
     Args:
         inputs: values of the subject's placeholders.
         expected_inputs: those of the reference, which may be of another floating-point type.
         random: the state of the generator at the start.
+        tolerance: the relative error that is no difference.
+
+    Returns:
+        The difference; None if each operator alone agrees.
     """
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.set_rng_state(random)
@@ -159,6 +163,9 @@ def relative_error(found: Tensor, expected: Tensor, floor: float = 0.0) -> tuple
     """The largest difference over the largest expected value (or `floor`, if that is more), and its index.
 
     Two values that are both NaN, or the same infinity, do not differ; two of different shape differ without end.
+
+    >>> relative_error(torch.tensor([1.0, 2.5]), torch.tensor([1.0, 2.0]))
+    (0.25, '[1]')
     """
     if found.shape != expected.shape:
         return float("inf"), ""

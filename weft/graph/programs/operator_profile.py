@@ -58,7 +58,13 @@ class Profile:
 
 
 def profile_of(records: Sequence[Timed], roofline: Roofline, *, num_warmup: int = 0) -> Profile:
-    """Sum up what a tape noted, leaving out the first steps of each operator."""
+    """Sum up the records of a tape.
+
+    Args:
+        records: `TapeProgram.records` after some steps.
+        roofline: of the machine that ran them, by `weft.operators.measure_roofline`.
+        num_warmup: steps to leave out at the beginning.
+    """
     steady = [replace(record, seconds=record.seconds[num_warmup:]) for record in records]
     operators = tuple(_profiled(record, roofline) for record in steady)
     steps = [sum(step) for step in zip(*(record.seconds for record in steady), strict=True)]

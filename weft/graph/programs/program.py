@@ -20,7 +20,7 @@ Sink = Callable[[str, Tensor], None]
 
 
 class AbstractProgram(ABC):
-    """Runs a graph. `program(state, batch, random)` gives `(outputs, new state, random)`."""
+    """Runs a graph: `outputs, state, random = program(state, batch, random)`."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -35,7 +35,14 @@ class AbstractProgram(ABC):
         """One operator alone, on torch's tensors, as this program computes it: for finding the one that differs."""
 
     def __call__(self, state: Any, batch: Any, random: Tensor | None = None) -> tuple[Any, Any, Tensor | None]:
-        """One step. Whatever is random is drawn from a generator in the state `random`, which is then moved on.
+        """One step.
+
+        Args:
+            state, batch: of the form, shapes and types that were captured.
+            random: the state of a generator; needed where the graph draws random numbers.
+
+        Returns:
+            `(outputs, new state, random)`, the last moved on by what was drawn.
 
         Raises:
             GraphError: state or batch differ in form, shape or type from what was captured, or `random` is missing.

@@ -27,20 +27,19 @@ _NUM_KEPT = 200  # steps: a long run must not fill the memory with times
 
 @dataclass(frozen=True)
 class Timed:
-    """One operator: the seconds it took in each step, oldest first, its cost, None where that is not known, and the
-    shape of its first result, empty where that is no tensor."""
+    """One operator of a graph, as it ran."""
 
     operator: Operator
-    seconds: tuple[float, ...]
-    cost: Cost | None
-    shape: tuple[int, ...] = ()
+    seconds: tuple[float, ...]  # of each step, oldest first
+    cost: Cost | None  # None where it is not known
+    shape: tuple[int, ...] = ()  # of its first result, empty where that is no tensor
 
 
 class TapeProgram(AbstractProgram):
     """Runs a graph operator by operator and notes the time of each.
 
     Args:
-        sunk: a part of the outputs that goes to a sink as it is made, always as a copy.
+        sunk: a part of the outputs, such as `gradients`, that goes to a sink as it is made, always as a copy.
         clock: seconds from any origin.
     """
 

@@ -30,7 +30,7 @@ _MOST_ROUNDS = 200  # a rule that undoes another would go on for ever
 def rewrite(
     graph: Graph, rules: Sequence[Rule] | None = None, *, reassociate: bool = False, check_each: bool = False
 ) -> Graph:
-    """The graph after all rules of a table, again and again until none finds anything.
+    """Apply all rules of a table, again and again until none finds anything; returns a new graph.
 
     Args:
         rules: the table; by default the exact rules, after which every bit is as it was.

@@ -25,7 +25,7 @@ Edit = Callable[[fx.Graph, dict[str, Tensor]], int]
 
 @dataclass(frozen=True)
 class Rule:
-    """An edit with a name. One that is exact keeps every bit, but for the sign and payload of a NaN."""
+    """An edit with a name. An exact one keeps every bit, but for the sign and payload of a NaN."""
 
     name: str
     edit: Edit
@@ -68,6 +68,8 @@ def pattern_rule(
     """A rule that puts the replacement wherever the pattern fits.
 
     Args:
+        replacement: a pattern of the same names, or a function from their values to one, or to None to refuse.
+        is_exact: whether every bit stays as it was.
         is_cheaper: only where the price of what comes is below that of what goes.
     """
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from weft.errors import UsageError
-from weft.operators.source_file import load_operators
+from weft.operators.operator import load_operators
 
 SOURCE = """
 from torch import Tensor

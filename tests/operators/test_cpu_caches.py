@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from weft.operators.caches import Cache, read_caches
+from weft.operators.cpu_caches import Cache, read_caches
 
 
 def plant(cpu: Path, index: int, **facts: str) -> None:

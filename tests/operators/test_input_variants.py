@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from weft.operators.variants import LAYOUTS, as_layout, broadcast_variants, empty_variants, layout_variants
+from weft.operators.input_variants import LAYOUTS, as_layout, broadcast_variants, empty_variants, layout_variants
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
