@@ -19,7 +19,7 @@ UNDEFINED = {  # what lies in memory that nobody has written to is no result
     "aten.new_empty.default",
     "aten.new_empty_strided.default",
 }
-ELSEWHERE = {"aten.mkldnn_rnn_layer.default", "aten.mkldnn_rnn_layer_backward.default"}  # float32 only: test_jax_program.py
+ELSEWHERE = {"aten.mkldnn_rnn_layer.default", "aten.mkldnn_rnn_layer_backward.default"}  # see test_jax_program.py
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 

@@ -14,7 +14,7 @@ from weft.graph.formats import loop_bodies
 from weft.graph.loops.body import flatten_each, record_body
 from weft.graph.loops.checkpoint_schedule import first_checkpoints
 from weft.graph.loops.gradient import backward_program, forward_program
-from weft.graph.loops.running import run_backward, run_forward
+from weft.graph.loops.running import LoopCall, run_backward, run_forward
 from weft.metrics import use_tensor_memory_peak
 
 
@@ -104,14 +104,15 @@ def test_newtons_inverse() -> None:
 def test_memory_is_that_of_the_checkpoints_not_of_the_iterations() -> None:
     peaks = {}
     for count in (40, 160):
-        carried, x = [torch.ones(1000)], list[Tensor]()
+        carried = [torch.ones(1000)]
         state_bytes, key = 4000, record_body(scaled, carried, *TREES)[0]
         with use_tensor_memory_peak() as peak:
             kept = [torch.empty(3, 1000)]
             to_keep = first_checkpoints(count, 3)
-            run_forward(key, count, [], carried, x, to_keep, kept)
+            call = LoopCall(key, count, [], carried, [], checkpoints=3)
+            run_forward(call, to_keep, kept)
             states = {step: [kept[0][place]] for place, step in enumerate(to_keep)}
-            run_backward(key, count, [], carried, x, 3, states, [torch.ones(1000)])
+            run_backward(call, states, [torch.ones(1000)])
         peaks[count] = peak.num_bytes // state_bytes
     assert peaks[40] == peaks[160] <= 2 * 3 + 8
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from weft.errors import GraphError
 from weft.torch_private import expression_of
@@ -22,6 +22,7 @@ __all__ = [
     "resolved",
     "shape_of",
     "size_of",
+    "sizes_by_name",
     "sizes_in",
     "spec_of",
     "strides_of",
@@ -151,16 +152,14 @@ def places_of(likes: Sequence[Tensor]) -> dict[str, tuple[int, int]]:
     return places
 
 
+def sizes_by_name(likes: Sequence[Tensor]) -> dict[str, Any]:
+    """The size that each name has in these tensors: a symbol where they are without values."""
+    return {name: likes[place].shape[dim] for name, (place, dim) in places_of(likes).items()}
+
+
 def resolved(value: Any, sizes: Mapping[str, Any]) -> Any:
     """The arguments of a call with every named size replaced by what it comes to."""
-    if isinstance(value, Size):
-        return value.value(sizes)
-    if isinstance(value, (tuple, list)):
-        parts = [resolved(item, sizes) for item in value]
-        return tuple(parts) if isinstance(value, tuple) else parts
-    if isinstance(value, dict):
-        return {key: resolved(item, sizes) for key, item in value.items()}
-    return value
+    return fx.node.map_aggregate(value, lambda item: item.value(sizes) if isinstance(item, Size) else item)
 
 
 def condition_of(expression: Any, names: Mapping[Any, str], line: str) -> Condition:

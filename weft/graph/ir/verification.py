@@ -12,7 +12,7 @@ from weft.graph.ir.graph import Graph
 from weft.graph.ir.interpreter import runner_of
 from weft.graph.ir.pytree import paths_of
 from weft.graph.ir.side_effects import is_collective, is_random
-from weft.graph.ir.symbolic_sizes import Size, resolved, sizes_in, spec_of
+from weft.graph.ir.symbolic_sizes import Size, resolved, sizes_by_name, sizes_in, spec_of
 from weft.torch_private import schema_of
 
 __all__ = ["RULES", "check_graph", "check_pass", "check_shapes"]
@@ -59,8 +59,7 @@ def check_shapes(graph: Graph) -> None:
 
     It asks every operator, so it takes about as long as a capture.
     """
-    likes = [node.meta["val"] for node in graph.placeholders]
-    sizes = {name: likes[place].shape[dim] for name, (place, dim) in graph.sizes.items()}
+    sizes = sizes_by_name([node.meta["val"] for node in graph.placeholders])
     for node in graph.nodes.nodes:
         if node.op != "call_function":
             continue

@@ -1,5 +1,6 @@
-"""Tensors of torch and arrays of JAX: types, and one memory for both where it can be."""
+"""Tensors of torch and arrays of JAX: types, one memory for both where it can be; and what the tables share."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import torch.utils.dlpack
 from jax import Array
 from torch import Tensor
 
-__all__ = ["jax_dtype", "to_jax", "to_torch"]
+__all__ = ["jax_dtype", "over", "to_jax", "to_torch", "vjp"]
 
 _TYPES = {
     torch.float64: np.dtype("float64"),
@@ -30,6 +31,18 @@ _TYPES = {
 def jax_dtype(dtype: torch.dtype | None) -> Any:
     """The type of the same name; None for None."""
     return None if dtype is None else _TYPES[dtype]
+
+
+def over(names: str, function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """Rows of a table: one function for several operators."""
+    return dict.fromkeys(names.split(), function)
+
+
+def vjp(function: Callable[[Array], Array], x: Array, grad: Array) -> Array:
+    """The gradient by x, as JAX derives it."""
+    _, pull_back = jax.vjp(function, x)
+    (found,) = pull_back(grad)
+    return found  # type: ignore[no-any-return]
 
 
 def to_jax(tensor: Tensor) -> Array:

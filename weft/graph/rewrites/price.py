@@ -30,7 +30,9 @@ def price_of_node(node: fx.Node) -> float:
 
 def price_of_call(target: Any, args: Sequence[Any], options: Mapping[str, Any], value: Any) -> float:
     """From shapes alone; symbolic sizes count as the ones that were captured."""
-    args, options, value = _concrete(args), _concrete(options), _concrete(value)
+    args, options, value = fx.node.map_aggregate(
+        (args, options, value), lambda item: size_hints(item) if isinstance(item, Tensor) else item
+    )
     cost = cost_of(target, args, options, value)
     if cost is None:  # then it is taken for one that goes over its operands once
         tensors = [leaf for leaf in tree_leaves((args, options, value)) if isinstance(leaf, Tensor)]
@@ -38,11 +40,3 @@ def price_of_call(target: Any, args: Sequence[Any], options: Mapping[str, Any], 
     if not cost.bytes_moved and not cost.flops:
         return _BYTES_PER_CALL / 2  # a view
     return _BYTES_PER_CALL + max(cost.bytes_moved, _BYTES_PER_FLOP * cost.flops)
-
-
-def _concrete(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return size_hints(value)
-    if isinstance(value, Mapping):
-        return {key: _concrete(item) for key, item in value.items()}
-    return type(value)(map(_concrete, value)) if isinstance(value, (tuple, list)) else value

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from weft.graph.ir.interpreter import runner_of
 from weft.graph.ir.memory_layout import escaping, is_view, layout_of
-from weft.graph.ir.symbolic_sizes import places_of, resolved
+from weft.graph.ir.symbolic_sizes import resolved, sizes_by_name
 from weft.graph.rewrites.pattern import AbstractPattern, Anything, Call, Found, Number, Var, find
 from weft.graph.rewrites.price import price_of_call, price_of_node
 from weft.torch_private import schema_of
@@ -108,9 +108,9 @@ def imagine(template: Any, found: Found, like: fx.Node) -> Any:
     mode = like.meta["val"].fake_mode
     with mode:
         try:
-            return _imagine(
-                template, found, _Imagination(runner_of(mode), _sizes_around(like) if mode.shape_env else {})
-            )
+            placeholders = like.graph.find_nodes(op="placeholder") if mode.shape_env else []
+            sizes = sizes_by_name([node.meta["val"] for node in placeholders])
+            return _imagine(template, found, _Imagination(runner_of(mode), sizes))
         except (RuntimeError, ValueError):  # a view that memory does not allow, a size that would have to be settled
             return None
 
@@ -132,11 +132,6 @@ class _Imagination:
     made: dict[int, Imagined] = field(default_factory=dict)
 
 
-def _sizes_around(node: fx.Node) -> dict[str, Any]:
-    likes = [other.meta["val"] for other in node.graph.find_nodes(op="placeholder")]
-    return {name: likes[place].shape[dim] for name, (place, dim) in places_of(likes).items()}
-
-
 def _imagine(template: Any, found: Found, by: _Imagination) -> Any:
     if isinstance(template, (Var, Number, Anything)):
         return found[template.name]
@@ -154,13 +149,10 @@ def _imagine(template: Any, found: Found, by: _Imagination) -> Any:
 
 
 def _values(part: Any) -> Any:
-    if isinstance(part, Imagined):
-        return part.value
-    if isinstance(part, dict):
-        return {key: _values(item) for key, item in part.items()}
-    if isinstance(part, (tuple, list)):
-        return type(part)(map(_values, part))
-    return part.meta["val"] if isinstance(part, fx.Node) else part
+    def value_of(item: Any) -> Any:
+        return item.value if isinstance(item, Imagined) else item.meta["val"] if isinstance(item, fx.Node) else item
+
+    return fx.node.map_aggregate(part, value_of)
 
 
 def _make(nodes: fx.Graph, part: Any, like: fx.Node, made: dict[Imagined, fx.Node]) -> Any:
