@@ -21,7 +21,7 @@ from weft.graph import (
     inference_step,
     training_step,
 )
-from weft.graph.ir.pytree import pick
+from weft.graph.ir.pytree import flatten_as
 from weft.specs import Batch
 from weft.training.build import EXECUTORS
 from weft.training.component import build
@@ -64,7 +64,7 @@ class _Side:
 
 def _inputs(graph: Graph, state: State, batch: Batch) -> list[Tensor]:
     tensors, data = _plain(state, batch)
-    return pick(graph.arguments, {"state": tensors, "batch": data}, len(graph.placeholders))
+    return flatten_as(graph.arguments, {"state": tensors, "batch": data}, len(graph.placeholders))
 
 
 def _plain(state: State, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -10,7 +10,7 @@ from tests.graph.fusion.test_fuse import always, momentum, momentum_inputs
 from weft.errors import GraphError
 from weft.graph import Program, capture
 from weft.graph.fusion import compile_region, fuse, regions_of
-from weft.graph.fusion.inductor import kept_apart
+from weft.graph.fusion.inductor import without_aliasing
 
 
 def test_a_program_with_a_compiled_region_steps_as_one_without() -> None:
@@ -84,7 +84,7 @@ def test_an_output_that_the_compiler_takes_from_an_input_is_copied() -> None:
     def lazy(given: list[Tensor]) -> list[Tensor]:
         return [given[0], made, made.view(3, 1)]
 
-    run = kept_apart(lazy)
+    run = without_aliasing(lazy)
     for _ in range(2):  # the first call finds out what is shared
         given = torch.ones(3)
         outputs = run([given])

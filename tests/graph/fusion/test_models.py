@@ -16,7 +16,7 @@ from tests.graph.steps import plain
 from weft.graph import EagerExecutor, Graph, Step, capture, check_shapes, rewrite
 from weft.graph.fusion import fuse, regions_of
 from weft.graph.ir.interpreter import call_of, replay
-from weft.graph.ir.pytree import fill, pick
+from weft.graph.ir.pytree import flatten_as, unflatten
 from weft.training.optimizers import OPTIMIZERS, Momentum
 from weft.training.optimizers.optimizer import Shared
 
@@ -52,11 +52,11 @@ def compute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def run(graph: Graph, state: Any, batch: Any, random: Tensor) -> tuple[float, Any, Tensor]:
     """One step, operator by operator: regions as the operators inside."""
-    inputs = pick(graph.arguments, {"state": state, "batch": batch}, len(graph.placeholders))
+    inputs = flatten_as(graph.arguments, {"state": state, "batch": batch}, len(graph.placeholders))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.set_rng_state(random)
         results = replay(graph.nodes, inputs, graph.constants.__getitem__, call=compute)[graph.nodes.output_node()]
-        filled = fill(graph.results, results)
+        filled = unflatten(graph.results, results)
         return filled["outputs"]["loss"].item(), filled["state"], torch.get_rng_state()
 
 

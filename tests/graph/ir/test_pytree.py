@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import GraphError
-from weft.graph.ir.pytree import fill, flatten, paths_of, pick, relabel
+from weft.graph.ir.pytree import flatten, flatten_as, paths_of, relabel, unflatten
 
 leaves = st.builds(lambda: torch.zeros(1)) | st.none() | st.integers() | st.text(max_size=3) | st.booleans()
 nested = st.recursive(
@@ -25,8 +25,8 @@ nested = st.recursive(
 @given(nested)
 def test_flattened_and_filled_is_the_same(value: Any) -> None:
     tensors, tree = flatten(value)
-    assert same(fill(tree, tensors), value)
-    assert all(a is b for a, b in zip(pick(tree, value, len(tensors)), tensors, strict=True))
+    assert same(unflatten(tree, tensors), value)
+    assert all(a is b for a, b in zip(flatten_as(tree, value, len(tensors)), tensors, strict=True))
     assert sorted(leaf for _, leaf in paths_of(tree)) == list(range(len(tensors)))
     assert relabel(tree, dict(paths_of(tree))) == tree
 
@@ -59,7 +59,7 @@ def test_a_tensor_at_two_places_is_one_leaf() -> None:
 def test_a_value_of_another_form_is_refused(value: Any, fault: str) -> None:
     _, tree = flatten([torch.ones(1), 3])
     with pytest.raises(GraphError, match=fault):
-        pick(tree, value, 1)
+        flatten_as(tree, value, 1)
 
 
 def test_what_is_neither_tensor_nor_container_is_refused() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 
 from tests.graph.steps import graph_of, plain
 from weft.graph import AbstractProgram, Difference, Graph, TapeProgram, capture, first_difference, relative_error
-from weft.graph.ir.pytree import pick
+from weft.graph.ir.pytree import flatten_as
 from weft.graph.programs.program import Sink
 
 aten = torch.ops.aten
@@ -37,7 +37,7 @@ def network() -> tuple[Graph, list[Tensor]]:
     inputs, targets = torch.randn(5, 4), torch.randn(5, 3)
     graph = graph_of(module, inputs, targets=targets)
     given = {"state": plain(module), "batch": {"inputs": (inputs,), "targets": (targets,)}}
-    return graph, pick(graph.arguments, given, len(graph.placeholders))
+    return graph, flatten_as(graph.arguments, given, len(graph.placeholders))
 
 
 def found_in(subject: AbstractProgram, graph: Graph, inputs: list[Tensor], tolerance: float = 0.0) -> Difference | None:

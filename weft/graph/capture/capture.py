@@ -8,10 +8,10 @@ from torch import Tensor
 from weft.errors import GraphError
 from weft.graph.capture.dynamic_sizes import Dynamic, conditions_of, dims_of, fakes_of
 from weft.graph.capture.recorder import Annotate, Recorder
-from weft.graph.capture.tracing import enter, finish, note_call, use_recording
+from weft.graph.capture.tracing import add_placeholders, build_graph, note_call, use_recording
 from weft.graph.ir.graph import Graph
 from weft.graph.ir.interpreter import runner_of
-from weft.graph.ir.pytree import Tree, fill, flatten
+from weft.graph.ir.pytree import Tree, flatten, unflatten
 
 __all__ = ["Step", "capture", "capture_noting"]
 
@@ -48,11 +48,11 @@ def capture_noting(step: Step, state: Any, batch: Any, note: Annotate, dynamic: 
     leaves, arguments = flatten({"state": state, "batch": batch})
     mode, fakes = fakes_of(leaves, dims_of(dynamic, arguments, leaves), arguments)
     recorder = Recorder(note, run=runner_of(mode))
-    enter(recorder, arguments, fakes)
+    add_placeholders(recorder, arguments, fakes)
     with use_recording(recorder, mode):
-        given = fill(arguments, fakes)
+        given = unflatten(arguments, fakes)
         flat, results = _flat_results(step(given["state"], given["batch"]))
-    return finish(recorder, arguments, fakes, results, flat, mode, lambda: conditions_of(mode, fakes))
+    return build_graph(recorder, arguments, fakes, results, flat, mode, lambda: conditions_of(mode, fakes))
 
 
 def _flat_results(result: Any) -> tuple[list[Tensor], Tree]:

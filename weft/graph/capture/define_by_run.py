@@ -10,10 +10,10 @@ from torch import Tensor, fx
 from weft.errors import GraphError
 from weft.graph.capture.capture import capture_noting
 from weft.graph.capture.recorder import Recorder, lifted
-from weft.graph.capture.tracing import Origin, enter, note_call
+from weft.graph.capture.tracing import Origin, add_placeholders, note_call
 from weft.graph.ir.graph import Graph
 from weft.graph.ir.interpreter import replay
-from weft.graph.ir.pytree import fill, flatten, pick
+from weft.graph.ir.pytree import flatten, flatten_as, unflatten
 from weft.torch_private import DynamicOutputShapeException, use_no_modes
 
 __all__ = ["Recording", "record"]
@@ -25,7 +25,7 @@ class Recording:
     def __init__(self, state: Any, batch: Any) -> None:
         self._leaves, self._arguments = flatten({"state": state, "batch": batch})
         self._recorder = Recorder(note_call, resolve=False, keep=_without_values)
-        enter(self._recorder, self._arguments, self._leaves)
+        add_placeholders(self._recorder, self._arguments, self._leaves)
 
     def graph(self, outputs: Any, state: Any) -> Graph:
         """The operators that led to these outputs and this new state, as a step that runs again and can be extended.
@@ -40,7 +40,7 @@ class Recording:
         recorded, origin = _closed(self._recorder.nodes, nodes), Origin()
 
         def step(state: Any, batch: Any) -> tuple[Any, Any]:
-            inputs = pick(self._arguments, {"state": state, "batch": batch}, len(self._leaves))
+            inputs = flatten_as(self._arguments, {"state": state, "batch": batch}, len(self._leaves))
             try:
                 with torch.no_grad():
                     values = replay(recorded, inputs, lifted(self._recorder.constants), before=origin.follow)
@@ -48,11 +48,11 @@ class Recording:
                 raise GraphError(
                     f"a shape depends on the values of a tensor ({origin.line}); use torch.where, or do it outside"
                 ) from None
-            filled = fill(results, values[recorded.output_node()])
+            filled = unflatten(results, values[recorded.output_node()])
             return filled["outputs"], filled["state"]
 
         with use_no_modes():  # it may be called while recording goes on
-            given = fill(self._arguments, [leaf.detach() for leaf in self._leaves])
+            given = unflatten(self._arguments, [leaf.detach() for leaf in self._leaves])
             return capture_noting(step, given["state"], given["batch"], origin.note)
 
 

@@ -14,10 +14,10 @@ __all__ = [
     "FILL_MEMORY",
     "NORM",
     "PURE_NORM",
-    "is_alike",
+    "aliased_by",
+    "functional_variant_of",
+    "has_same_layout",
     "is_write",
-    "looked_at",
-    "twin_of",
     "with_defaults",
     "written_by",
 ]
@@ -47,12 +47,12 @@ def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ite
         yield from _tensors(func, args, kwargs, lambda alias: alias.is_write)
 
 
-def looked_at(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+def aliased_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     """The arguments whose memory a result may share."""
     return _tensors(func, args, kwargs, lambda _alias: True)
 
 
-def twin_of(func: Any) -> Any:
+def functional_variant_of(func: Any) -> Any:
     """The operator that gives as a new value what `func` writes to its first argument; None if there is none."""
     if func in _TWINS:
         return _TWINS[func]
@@ -76,7 +76,7 @@ def with_defaults(func: Any, args: Sequence[Any]) -> tuple[Any, ...]:
     return *args, *(argument.default_value for argument in positional[len(args) :])
 
 
-def is_alike(made: Any, tensor: Tensor) -> bool:
+def has_same_layout(made: Any, tensor: Tensor) -> bool:
     """Whether a new value lies in memory as the tensor does."""
     return isinstance(made, Tensor) and _layout(made) == _layout(tensor)
 

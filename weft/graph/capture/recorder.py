@@ -26,10 +26,10 @@ from weft.graph.capture.in_place_writes import (
     FILL_MEMORY,
     NORM,
     PURE_NORM,
-    is_alike,
+    aliased_by,
+    functional_variant_of,
+    has_same_layout,
     is_write,
-    looked_at,
-    twin_of,
     with_defaults,
     written_by,
 )
@@ -174,7 +174,7 @@ class Recorder(DispatchMode):
         if isinstance(made, _NUMBERS):  # which Python goes on with, and passes on as a literal
             self.nodes.erase_node(node)
             return made
-        views = [self.cell(arg).root for arg in looked_at(func, args, kwargs)]
+        views = [self.cell(arg).root for arg in aliased_by(func, args, kwargs)]
         for view in views:
             view.is_viewed = True
         self._bind(node, made, views[0] if views else None)
@@ -197,11 +197,13 @@ class Recorder(DispatchMode):
         written = [self.cell(tensor) for tensor in written_by(func, args, kwargs)]
         for cell in written:
             cell.root.is_written = True
-        twin = twin_of(func) if self._resolve and not any(c.base or c.is_viewed for c in written) else None
+        twin = (
+            functional_variant_of(func) if self._resolve and not any(c.base or c.is_viewed for c in written) else None
+        )
         if twin is PURE_NORM:
             return self._write_norm(args, written)
         given = with_defaults(func, args)
-        if twin is not None and len(written) == 1 and is_alike(self._run(twin, *given, **kwargs), args[0]):
+        if twin is not None and len(written) == 1 and has_same_layout(self._run(twin, *given, **kwargs), args[0]):
             node = self._node(twin, given, kwargs)
             node.meta["fills_memory"] = func is FILL_MEMORY
             made = self._run(func, *args, **kwargs)

@@ -28,12 +28,12 @@ from weft.graph.ir.symbolic_sizes import Condition, places_of
 from weft.graph.ir.verification import check_graph
 from weft.torch_private import DataDependentOutputException, DynamicOutputShapeException, autograd_numbers
 
-__all__ = ["Origin", "enter", "finish", "note_call", "use_recording"]
+__all__ = ["Origin", "add_placeholders", "build_graph", "note_call", "use_recording"]
 
 aten = torch.ops.aten
 
 
-def finish(
+def build_graph(
     recorder: Recorder,
     arguments: Tree,
     fakes: Sequence[Tensor],
@@ -60,7 +60,7 @@ def finish(
     return graph
 
 
-def enter(recorder: Recorder, arguments: Tree, fakes: Sequence[Tensor]) -> None:
+def add_placeholders(recorder: Recorder, arguments: Tree, fakes: Sequence[Tensor]) -> None:
     """Arguments are called after their places, `parameters_0_weight`, and not as a size is."""
     names: dict[int, str] = {}
     for path, leaf in paths_of(arguments):
@@ -94,7 +94,7 @@ def _functionalised(first: Recorder, arguments: Tree, fakes: Sequence[Tensor], m
     """Recorded again without writes to views. Each node inherits what is known of the node it comes from."""
     origin = Origin()
     second = Recorder(origin.note, resolve=False, run=runner_of(mode))
-    enter(second, arguments, fakes)
+    add_placeholders(second, arguments, fakes)
 
     def run(*inputs: Tensor) -> Any:
         values = replay(first.nodes, inputs, lifted(first.constants), before=origin.follow)

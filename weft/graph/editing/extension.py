@@ -20,7 +20,7 @@ from weft.graph.capture.recorder import lifted
 from weft.graph.capture.tracing import Origin
 from weft.graph.ir.graph import Graph
 from weft.graph.ir.interpreter import replay
-from weft.graph.ir.pytree import fill, paths_of, pick, relabel
+from weft.graph.ir.pytree import flatten_as, paths_of, relabel, unflatten
 from weft.graph.ir.side_effects import remove_dead
 from weft.graph.ir.verification import check_graph
 
@@ -158,17 +158,17 @@ def _traced_again(graph: Graph, after: Callable[[fx.Node, Any], Any], addition: 
     origin = Origin()
 
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
-        inputs = pick(graph.arguments, {"state": state, "batch": batch}, len(likes))
+        inputs = flatten_as(graph.arguments, {"state": state, "batch": batch}, len(likes))
         with torch.enable_grad():
             values = replay(graph.nodes, inputs, lifted(graph.constants), before=origin.follow, after=after)
             origin.follow(None)
             added = addition(Values(graph, values))
-        filled = fill(graph.results, values[graph.nodes.output_node()])
+        filled = unflatten(graph.results, values[graph.nodes.output_node()])
         return _merged(filled["outputs"], added), filled["state"]
 
     fakes = [node.meta["val"] for node in graph.placeholders]
     likes = [example_of(fake) for fake in fakes]
-    given = fill(graph.arguments, likes)
+    given = unflatten(graph.arguments, likes)
     dynamic = {path: names for path, leaf in paths_of(graph.arguments) if (names := names_of(fakes[leaf]))}
     return capture_noting(step, given["state"], given["batch"], origin.note, dynamic or None)
 

@@ -19,9 +19,9 @@ from torch import Tensor, fx
 from weft.errors import GraphError, nearest
 from weft.graph.ir.graph import Graph, Operator, Variable
 from weft.graph.ir.interpreter import runner_of
-from weft.graph.ir.pytree import Tree, drop, paths_of, put, relabel
+from weft.graph.ir.pytree import Tree, add_leaf, paths_of, relabel, remove_leaf
 from weft.graph.ir.side_effects import is_collective, is_random
-from weft.graph.ir.symbolic_sizes import resolved, spec_of
+from weft.graph.ir.symbolic_sizes import resolved, sizes_by_name, spec_of
 from weft.graph.ir.verification import check_graph
 from weft.torch_private import mode_of, schema_of
 
@@ -135,12 +135,10 @@ def add_input(graph: Graph, path: str, like: Tensor) -> tuple[Graph, Variable]:
     edited = graph.edited()
     place = len(edited.placeholders)
     first = next(node for node in edited.nodes.nodes if node.op != "placeholder")
-    mode = mode_of(node.meta["val"] for node in edited.nodes.nodes if isinstance(node.meta.get("val"), Tensor))
-    assert mode is not None, "a graph that was captured has fake tensors"
     with edited.nodes.inserting_before(first):
         node = edited.nodes.placeholder("".join(c if c.isalnum() else "_" for c in path.partition(".")[2]))
-    node.meta["val"] = mode.from_tensor(like.detach(), static_shapes=True)
-    after = _checked(replace(edited, arguments=put(edited.arguments, path, place)))
+    node.meta["val"] = _mode_of(edited).from_tensor(like.detach(), static_shapes=True)
+    after = _checked(replace(edited, arguments=add_leaf(edited.arguments, path, place)))
     return after, after.variables[node.name]
 
 
@@ -153,7 +151,7 @@ def remove_input(graph: Graph, path: str) -> Graph:
     node = edited.placeholders[places[path]]
     if node.users:
         raise GraphError(f"input is read ({path}, by: {', '.join(user.name for user in node.users)})")
-    remaining = drop(edited.arguments, path)
+    remaining = remove_leaf(edited.arguments, path)
     if places[path] not in [leaf for _, leaf in paths_of(remaining)]:
         edited.nodes.erase_node(node)
         remaining = _numbered_anew(remaining)
@@ -167,7 +165,7 @@ def add_output(graph: Graph, path: str, variable: Variable) -> Graph:
     edited = graph.edited()
     results = list(edited.result_nodes)
     edited.nodes.output_node().args = ((*results, _find(edited, variable.name)),)
-    return _checked(replace(edited, results=put(edited.results, path, len(results))))
+    return _checked(replace(edited, results=add_leaf(edited.results, path, len(results))))
 
 
 def remove_output(graph: Graph, path: str) -> Graph:
@@ -176,7 +174,7 @@ def remove_output(graph: Graph, path: str) -> Graph:
     if path not in places or path.partition(".")[0] != "outputs":
         raise GraphError(f"no such output ({path}); {nearest(path, places)}")
     edited = graph.edited()
-    remaining = drop(edited.results, path)
+    remaining = remove_leaf(edited.results, path)
     kept = sorted({leaf for _, leaf in paths_of(remaining)})
     results = edited.result_nodes
     edited.nodes.output_node().args = (tuple(results[leaf] for leaf in kept),)
@@ -188,8 +186,7 @@ def _insert(graph: Graph, target: Any, args: Any, kwargs: Any, *, before: fx.Nod
     schema = schema_of(target)
     if schema is None or schema.is_mutable:
         raise GraphError(f"not an operator that makes something new ({target}); name one of torch.ops, with overload")
-    nodes = {node.name: node for node in graph.nodes.nodes}
-    placed, named = _in_nodes((args, kwargs), nodes)
+    placed, named = _in_nodes((args, kwargs), graph)
     called = name or schema.name.partition("::")[2]
     with graph.nodes.inserting_before(before):
         node = graph.nodes.create_node("call_function", target, placed, named, name=called)
@@ -197,25 +194,16 @@ def _insert(graph: Graph, target: Any, args: Any, kwargs: Any, *, before: fx.Nod
     return node
 
 
-def _in_nodes(value: Any, nodes: dict[str, fx.Node]) -> Any:
+def _in_nodes(value: Any, graph: Graph) -> Any:
     """Arguments with every variable replaced by its node."""
-    if isinstance(value, Variable):
-        if value.name not in nodes:
-            raise GraphError(f"no such variable in this graph ({value.name}); {nearest(value.name, nodes)}")
-        return nodes[value.name]
-    if isinstance(value, (tuple, list)):
-        parts = [_in_nodes(part, nodes) for part in value]
-        return tuple(parts) if isinstance(value, tuple) else parts
-    return {key: _in_nodes(part, nodes) for key, part in value.items()} if isinstance(value, dict) else value
+    return fx.node.map_aggregate(value, lambda item: _find(graph, item.name) if isinstance(item, Variable) else item)
 
 
 def _made(graph: Graph, node: fx.Node) -> Any:
-    likes = [placeholder.meta["val"] for placeholder in graph.placeholders]
-    sizes = {size: likes[place].shape[dim] for size, (place, dim) in graph.sizes.items()}
+    sizes = sizes_by_name([placeholder.meta["val"] for placeholder in graph.placeholders])
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
     args, kwargs = resolved((args, kwargs), sizes)
-    mode = mode_of(source.meta["val"] for source in graph.nodes.nodes if isinstance(source.meta.get("val"), Tensor))
-    assert mode is not None, "a graph that was captured has fake tensors"
+    mode = _mode_of(graph)
     try:
         with mode, torch.no_grad():
             return runner_of(mode)(node.target, *args, **kwargs)
@@ -239,8 +227,16 @@ def _operator(graph: Graph, name: str) -> Operator:
 
 
 def _find(graph: Graph, name: str) -> fx.Node:
-    node: fx.Node = _in_nodes(Variable(name, None, (), None, "forward"), {n.name: n for n in graph.nodes.nodes})
-    return node
+    nodes: dict[str, fx.Node] = {node.name: node for node in graph.nodes.nodes}
+    if name not in nodes:
+        raise GraphError(f"no such variable in this graph ({name}); {nearest(name, nodes)}")
+    return nodes[name]
+
+
+def _mode_of(graph: Graph) -> Any:
+    mode = mode_of(node.meta["val"] for node in graph.nodes.nodes if isinstance(node.meta.get("val"), Tensor))
+    assert mode is not None, "a graph that was captured has fake tensors"
+    return mode
 
 
 def _refuse_to_lose(node: fx.Node) -> None:

@@ -6,17 +6,15 @@ It is what generated Python does by default. Regions that may round differently 
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from torch import fx
 
 from weft.graph.exact_fusion.cpp_source import is_expressible
 from weft.graph.exact_fusion.kernel import find_kernel
-from weft.graph.fusion.contraction import boundary_of, contract
+from weft.graph.fusion.contraction import boundary_of, contract_parts
 from weft.graph.fusion.partition import connected, levels_of
 from weft.graph.fusion.region import make_region
 from weft.graph.ir.graph import Graph
-from weft.graph.ir.verification import check_pass
 
 __all__ = ["fuse_exactly"]
 
@@ -27,13 +25,7 @@ def fuse_exactly(graph: Graph) -> Graph:
     A chain has two calls or more, of one part of the step. All its tensors have one layout, since an operator of the
     table takes and gives nothing else but scalars.
     """
-    after = graph
-    for part in ("update", "backward", "forward"):
-        groups = [group for group in _chains(after, part) if _has_kernel(group)]
-        if groups:
-            after = replace(after, nodes=contract(after.nodes, groups))
-    check_pass(graph, after)
-    return after
+    return contract_parts(graph, lambda after, part: filter(_has_kernel, _chains(after, part)))
 
 
 def _chains(graph: Graph, part: str) -> Iterator[list[fx.Node]]:

@@ -13,7 +13,7 @@ from weft.graph.executors.executor import AbstractExecutor, GradientSink, Loss, 
 from weft.graph.executors.module_steps import UpdateFunction, inference_step, training_step
 from weft.graph.executors.whole_step import WholeStep
 from weft.graph.ir.graph import Graph
-from weft.graph.ir.pytree import fill, pick
+from weft.graph.ir.pytree import flatten_as, unflatten
 from weft.graph.memory_plan import Arena, Signature, fused_program
 from weft.graph.programs.program import AbstractProgram, MakeProgram, ProgramCache
 from weft.graph.rewrites import rewrite
@@ -101,9 +101,9 @@ class GraphExecutor(AbstractExecutor):
         program = self.program(state, batch, is_training=is_training)
         tensors, data = _plain(state, batch)
         graph = program.graph
-        inputs = pick(graph.arguments, {"state": tensors, "batch": data}, len(graph.placeholders))
+        inputs = flatten_as(graph.arguments, {"state": tensors, "batch": data}, len(graph.placeholders))
         results, random = program.run(inputs, sink, state.random)
-        filled = fill(graph.results, results)
+        filled = unflatten(graph.results, results)
         assert random is not None
         buffers = state.buffers if self._has_plan else filled["state"]["buffers"]  # a plan writes over them
         return filled["outputs"], State(state.parameters, buffers, random)

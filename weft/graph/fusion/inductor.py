@@ -14,7 +14,7 @@ from weft.errors import GraphError
 from weft.graph.fusion.region import Region
 from weft.torch_private import compile_with_inductor
 
-__all__ = ["CompiledRegion", "compile_into", "compile_region", "kept_apart"]
+__all__ = ["CompiledRegion", "compile_into", "compile_region", "without_aliasing"]
 
 Compiled = Callable[[list[Tensor]], Sequence[Tensor]]
 
@@ -37,7 +37,7 @@ class CompiledRegion:
             raise GraphError(
                 f"region cannot be compiled ({region.name}: {reason}); install a C++ compiler, or run unfuse(graph)"
             ) from error
-        self._function = kept_apart(function)
+        self._function = without_aliasing(function)
 
     def __call__(self, inputs: list[Tensor]) -> Sequence[Tensor]:
         return self._function(inputs)
@@ -60,7 +60,7 @@ def compile_into(region: Region, into: Mapping[int, int]) -> Compiled:
     return _compiled_into(region, tuple(sorted(into.items())), torch.get_num_threads())
 
 
-def kept_apart(function: Compiled) -> Compiled:
+def without_aliasing(function: Compiled) -> Compiled:
     """The function, with outputs that share no memory with each other or with an input.
 
     A compiler may return one piece of memory twice, or an input's own. What it does in the first call it always does,
@@ -103,7 +103,7 @@ def _compiled_into(region: Region, into: tuple[tuple[int, int], ...], _num_threa
         return [value for i, value in enumerate(made) if i not in places]
 
     function, _ = compile_with_inductor(run, likes)
-    return function if len(into) == len(outputs) else kept_apart(function)
+    return function if len(into) == len(outputs) else without_aliasing(function)
 
 
 def _memory(tensor: Tensor) -> int:

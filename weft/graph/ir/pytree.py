@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.errors import GraphError
 
-__all__ = ["Tree", "drop", "fill", "flatten", "paths_of", "pick", "put", "relabel"]
+__all__ = ["Tree", "add_leaf", "flatten", "flatten_as", "paths_of", "relabel", "remove_leaf", "unflatten"]
 
 Tree = tuple[str, Any]
 
@@ -49,20 +49,20 @@ def flatten(value: Any) -> tuple[list[Tensor], Tree]:
     return leaves, visit(value, "")
 
 
-def fill(tree: Tree, leaves: Sequence[Any]) -> Any:
+def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
     """The nested value again, with these leaves."""
     kind, content = tree
     if kind == "leaf":
         return leaves[content]
     if kind == "dict":
-        return {key: fill(part, leaves) for key, part in content}
+        return {key: unflatten(part, leaves) for key, part in content}
     if kind == "constant":
         return content
-    parts = [fill(part, leaves) for part in content]
+    parts = [unflatten(part, leaves) for part in content]
     return tuple(parts) if kind == "tuple" else parts
 
 
-def pick(tree: Tree, value: Any, num_leaves: int) -> list[Any]:
+def flatten_as(tree: Tree, value: Any, num_leaves: int) -> list[Any]:
     """The leaves of a value that has the tree's form, in the tree's order.
 
     Raises:
@@ -124,10 +124,10 @@ def relabel(tree: Tree, labels: Mapping[str, int], path: str = "") -> Tree:
     return kind, tuple(parts) if kind == "dict" else tuple(part for _, part in parts)
 
 
-def put(tree: Tree, path: str, leaf: int) -> Tree:
+def add_leaf(tree: Tree, path: str, leaf: int) -> Tree:
     """The tree with one more leaf, at a new key of a dict.
 
-    >>> put(("dict", (("a", ("leaf", 0)),)), "b.c", 1)
+    >>> add_leaf(("dict", (("a", ("leaf", 0)),)), "b.c", 1)
     ('dict', (('a', ('leaf', 0)), ('b', ('dict', (('c', ('leaf', 1)),)))))
     """
     kind, content = tree
@@ -137,21 +137,21 @@ def put(tree: Tree, path: str, leaf: int) -> Tree:
     before = dict(content)
     if not rest and first in before:
         raise GraphError(f"there is something already (at: {path}); choose another name")
-    part = put(before.get(first, ("dict", ())), rest, leaf) if rest else ("leaf", leaf)
+    part = add_leaf(before.get(first, ("dict", ())), rest, leaf) if rest else ("leaf", leaf)
     return kind, tuple({**before, first: part}.items())
 
 
-def drop(tree: Tree, path: str) -> Tree:
+def remove_leaf(tree: Tree, path: str) -> Tree:
     """The tree without a leaf, which stands in a dict; a dict that it leaves empty stays.
 
-    >>> drop(("dict", (("a", ("leaf", 0)), ("b", ("leaf", 1)))), "a")
+    >>> remove_leaf(("dict", (("a", ("leaf", 0)), ("b", ("leaf", 1)))), "a")
     ('dict', (('b', ('leaf', 1)),))
     """
     kind, content = tree
     first, _, rest = path.partition(".")
     if kind != "dict":
         raise GraphError(f"something can be taken out of a dict only (at: {path}, found: {kind})")
-    parts = {key: drop(part, rest) if key == first and rest else part for key, part in content}
+    parts = {key: remove_leaf(part, rest) if key == first and rest else part for key, part in content}
     if not rest:
         del parts[first]
     return kind, tuple(parts.items())

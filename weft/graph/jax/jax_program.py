@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from weft.errors import GraphError
 from weft.graph.ir.graph import Graph
 from weft.graph.ir.interpreter import replay
-from weft.graph.ir.pytree import fill, paths_of, pick
+from weft.graph.ir.pytree import flatten_as, paths_of, unflatten
 from weft.graph.jax.conversion import jax_dtype, to_jax, to_torch
 from weft.graph.jax.table import OPERATORS, apply_drawn, check_supported, draw, is_drawn
 from weft.graph.programs.program import AbstractProgram, Sink, split_results
@@ -89,7 +89,7 @@ class JaxProgram(AbstractProgram):
         outputs, held = [], dict[int, Array]()
         with jax.enable_x64(True):
             for batch in batches:
-                given = pick(self.graph.arguments, {"state": state, "batch": batch}, len(self.graph.placeholders))
+                given = flatten_as(self.graph.arguments, {"state": state, "batch": batch}, len(self.graph.placeholders))
                 held = held or {place: jnp.array(to_jax(given[place]), copy=True) for place in own}
                 rest = {place: to_jax(tensor) for place, tensor in enumerate(given) if place not in own}
                 held, found = self._in_place(held, rest)
@@ -100,7 +100,7 @@ class JaxProgram(AbstractProgram):
         return [one["outputs"] for one in filled], filled[-1]["state"] if filled else state
 
     def _filled(self, found: dict[int, Tensor]) -> Any:
-        return fill(self.graph.results, [found.get(place) for place in range(len(self.graph.result_nodes))])
+        return unflatten(self.graph.results, [found.get(place) for place in range(len(self.graph.result_nodes))])
 
     def _state_places(self) -> dict[int, int]:
         """The place of each tensor of the state among the results, by its place among the placeholders."""

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.errors import GraphError
-from weft.graph.ir.pytree import fill
+from weft.graph.ir.pytree import unflatten
 from weft.graph.ir.symbolic_sizes import size_of
 from weft.graph.loops.body import Iteration, flatten_each, record_body
 from weft.graph.loops.checkpoint_schedule import checkpoints_for
@@ -53,7 +53,7 @@ def loop(
     kept = checkpoints_for(hint_of(count)) if checkpoints is None else checkpoints
     key, captured, outputs_tree = record_body(body, given, carried_tree, parts, inputs_tree)
     made = call_loop(key, count, captured, given, parts, kept)
-    return fill(carried_tree, made[: len(given)]), fill(outputs_tree, made[len(given) :])
+    return unflatten(carried_tree, made[: len(given)]), unflatten(outputs_tree, made[len(given) :])
 
 
 def _count(inputs: Sequence[Tensor], num_iterations: Any) -> Any:

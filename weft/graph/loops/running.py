@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.graph.formats.loop_bodies import find_body
-from weft.graph.ir.pytree import fill
+from weft.graph.ir.pytree import unflatten
 from weft.graph.ir.symbolic_sizes import resolved, shape_of
 from weft.graph.loops.checkpoint_schedule import schedule
 from weft.graph.loops.gradient import backward_program, forward_program, is_differentiable
@@ -108,7 +108,7 @@ class _Reverse:
         if self._program.graph.conditions:
             measure_sizes(self._program.graph, given)
         results, _ = self._program.run(given, refuse, None)
-        found = iter(fill(self._program.graph.results, results)["outputs"])
+        found = iter(unflatten(self._program.graph.results, results)["outputs"])
         self.of_carried = [_or_zeros(next(found), before) for before in self.of_carried]
         for whole in self.of_inputs:
             part = next(found)

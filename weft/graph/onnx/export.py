@@ -13,7 +13,7 @@ from weft.atomic import write_bytes
 from weft.errors import GraphError
 from weft.graph.capture.capture import capture
 from weft.graph.ir.graph import Graph
-from weft.graph.ir.pytree import paths_of, pick
+from weft.graph.ir.pytree import flatten_as, paths_of
 from weft.graph.onnx.builder import Builder
 from weft.graph.onnx.export_table import EXPORTS
 from weft.graph.rewrites import rewrite
@@ -91,7 +91,7 @@ def _stored(graph: Graph, state: Any) -> dict[int, Tensor]:
         return {}
     places = {place for path, place in paths_of(graph.arguments) if path.partition(".")[0] == "state"}
     tree = dict(graph.arguments[1])["state"]
-    leaves = pick(tree, state, len(graph.placeholders))
+    leaves = flatten_as(tree, state, len(graph.placeholders))
     return {place: leaves[place] for place in places}
 
 

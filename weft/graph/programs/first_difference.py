@@ -1,6 +1,6 @@
 """The first difference between two programs, replayed on the same values one operator after the other.
 
-    reference   x -> mm -> add -> tanh -> ...        every value is kept
+    reference   x -> mm -> add -> tanh -> ...        every value is run
     subject          mm'   add'   tanh'              each computed from the reference's inputs: errors do not add up
                       =      =     differs: reported
 
@@ -63,18 +63,18 @@ def first_difference(
     """
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.set_rng_state(random)
-        kept = _Kept(reference, expected_inputs)
+        run = _ReferenceRun(reference, expected_inputs)
         suspects = []
-        for node, found in _computed_alone(subject, inputs, kept):
-            difference = _difference(subject.graph, node, found, kept.values[node.name], tolerance)
+        for node, found in _computed_alone(subject, inputs, run):
+            difference = _difference(subject.graph, node, found, run.values[node.name], tolerance)
             if difference is not None:
-                if kept.has_call(node) or _is_mended(subject, inputs, kept, node, tolerance):
+                if run.has_call(node) or _is_mended(subject, inputs, run, node, tolerance):
                     return difference
                 suspects.append(difference)
         return suspects[0] if suspects else None
 
 
-class _Kept:
+class _ReferenceRun:
     """Every value of the reference by name, and the random state before each operator that draws."""
 
     def __init__(self, program: AbstractProgram, inputs: Sequence[Tensor]) -> None:
@@ -108,40 +108,43 @@ def _call_of(node: fx.Node) -> str:
 Found = tuple[fx.Node, Any]
 
 
-def _computed_alone(subject: AbstractProgram, inputs: Sequence[Tensor], kept: _Kept) -> list[Found]:
+def _computed_alone(subject: AbstractProgram, inputs: Sequence[Tensor], run: _ReferenceRun) -> list[Found]:
     """The value that each of the subject's operators computes from the reference's, for those that have a namesake."""
     found: list[Found] = []
 
     def after(node: fx.Node, value: Any) -> Any:
-        if node.op == "call_function" and node.name in kept.values and _is_tensor(node):
+        if node.op == "call_function" and node.name in run.values and _is_tensor(node):
             found.append((node, value))
-        return kept.like(node, value) if _fits(value, kept.values.get(node.name)) else value
+        return run.like(node, value) if _fits(value, run.values.get(node.name)) else value
 
-    _replay(subject, inputs, kept, after)
+    _replay(subject, inputs, run, after)
     return found
 
 
 def _is_mended(
-    subject: AbstractProgram, inputs: Sequence[Tensor], kept: _Kept, node: fx.Node, tolerance: float
+    subject: AbstractProgram, inputs: Sequence[Tensor], run: _ReferenceRun, node: fx.Node, tolerance: float
 ) -> bool:
     """Whether the results are the reference's once the node's value is."""
 
     def distance(after: Callable[[fx.Node, Any], Any]) -> float:
-        results = _replay(subject, inputs, kept, after)[subject.graph.nodes.output_node()]
-        pairs = [(a, b) for a, b in zip(results, kept.results, strict=False) if isinstance(a, Tensor)]
+        results = _replay(subject, inputs, run, after)[subject.graph.nodes.output_node()]
+        pairs = [(a, b) for a, b in zip(results, run.results, strict=False) if isinstance(a, Tensor)]
         return max((relative_error(a, b)[0] for a, b in pairs if isinstance(b, Tensor)), default=0.0)
 
     as_it_is = distance(lambda _node, value: value)
-    mended = distance(lambda other, value: kept.like(other, value) if other is node else value)
+    mended = distance(lambda other, value: run.like(other, value) if other is node else value)
     return mended <= tolerance or mended < 0.1 * as_it_is
 
 
 def _replay(
-    subject: AbstractProgram, inputs: Sequence[Tensor], kept: _Kept, after: Callable[[fx.Node, Any], Any]
+    subject: AbstractProgram,
+    inputs: Sequence[Tensor],
+    run: _ReferenceRun,
+    after: Callable[[fx.Node, Any], Any],
 ) -> Mapping[fx.Node, Any]:
     def before(node: fx.Node) -> None:
-        if node.name in kept.random:
-            torch.set_rng_state(kept.random[node.name])
+        if node.name in run.random:
+            torch.set_rng_state(run.random[node.name])
 
     graph = subject.graph
     return replay(graph.nodes, inputs, graph.constants.__getitem__, before=before, after=after, call=subject.compute)

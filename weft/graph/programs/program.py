@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from weft.errors import GraphError
 from weft.graph.ir.graph import Graph
-from weft.graph.ir.pytree import fill, paths_of, pick
+from weft.graph.ir.pytree import flatten_as, paths_of, unflatten
 from weft.graph.ir.symbolic_sizes import SMALLEST, resolved, shape_of, strides_of
 from weft.torch_private import shares_memory
 
@@ -47,11 +47,11 @@ class AbstractProgram(ABC):
         Raises:
             GraphError: state or batch differ in form, shape or type from what was captured, or `random` is missing.
         """
-        given = pick(self.graph.arguments, {"state": state, "batch": batch}, len(self._expected))
+        given = flatten_as(self.graph.arguments, {"state": state, "batch": batch}, len(self._expected))
         sizes = measure_sizes(self.graph, given)
         inputs = [self._checked(place, tensor, sizes) for place, tensor in enumerate(given)]
         results, random = self.run(inputs, refuse, random)
-        filled = fill(self.graph.results, results)
+        filled = unflatten(self.graph.results, results)
         return filled["outputs"], filled["state"], random
 
     def run(self, inputs: Sequence[Tensor], sink: Sink, random: Tensor | None) -> tuple[list[Any], Tensor | None]:

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from weft.graph.ir.memory_layout import has_known_shape, layout_of
 from weft.graph.rewrites.pattern import Anything, Call, Found, Number, Op, Var, add, arguments_of, find, mm, only
 from weft.graph.rewrites.price import price_of_node
-from weft.graph.rewrites.rule import Rule, imagine, pattern_rule, put
+from weft.graph.rewrites.rule import Rule, instantiate, pattern_rule, replace_with
 
 __all__ = ["FUSIONS"]
 
@@ -62,11 +62,11 @@ def fold_batch_norm(nodes: fx.Graph, _constants: dict[str, Tensor]) -> int:
             shown = [user for user in norm.users if user.args[1] == 0]
             if found is None or len(shown) != 1 or len(norm.users) != 1:
                 continue
-            new = imagine(_folded(found), found, shown[0])
+            new = instantiate(_folded(found), found, shown[0])
             price = price_of_node(norm) + price_of_node(found["convolution"])
             if new is None or new.price >= price or layout_of(new.value) != layout_of(shown[0].meta["val"]):
                 continue
-            put(nodes, shown[0], new)
+            replace_with(nodes, shown[0], new)
             for gone in (shown[0], norm, found["convolution"]):
                 nodes.erase_node(gone)
             count += 1
@@ -104,10 +104,10 @@ def fuse_relu(nodes: fx.Graph, _constants: dict[str, Tensor]) -> int:
     count = 0
     for node in nodes.find_nodes(op="call_function", target=aten.relu.default):
         for found, calls in find(pattern, node):
-            new = imagine(template, found, node) if node.users and _is_plain(found) else None
+            new = instantiate(template, found, node) if node.users and _is_plain(found) else None
             if new is not None:
                 # PyTorch notes the strides of another memory format for this operator; it keeps that of its input.
-                put(nodes, node, replace(new, value=node.meta["val"]))
+                replace_with(nodes, node, replace(new, value=node.meta["val"]))
                 for gone in calls:
                     nodes.erase_node(gone)
                 count += 1

@@ -17,7 +17,7 @@ from weft.graph.rewrites.pattern import AbstractPattern, Anything, Call, Found, 
 from weft.graph.rewrites.price import price_of_call, price_of_node
 from weft.torch_private import schema_of
 
-__all__ = ["Edit", "Replacement", "Rule", "imagine", "pattern_rule", "put"]
+__all__ = ["Edit", "Replacement", "Rule", "instantiate", "pattern_rule", "replace_with"]
 
 Edit = Callable[[fx.Graph, dict[str, Tensor]], int]
 """Edits nodes and constants in place; returns how many changes it made, 0 where there is nothing left to do."""
@@ -37,23 +37,23 @@ Replacement = AbstractPattern | Callable[[Found], AbstractPattern | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Imagined:
+class NewCall:
     """A call that is not in the graph yet, and what it would make."""
 
     target: Any
-    args: tuple[Any, ...]  # nodes, literals, lists of them, and Imagined
+    args: tuple[Any, ...]  # nodes, literals, lists of them, and NewCall
     options: dict[str, Any]
     value: Any
 
     @property
     def price(self) -> float:
         """Of this call and those that it needs, each once."""
-        calls, waiting = set[Imagined](), [self]
+        calls, waiting = set[NewCall](), [self]
         while waiting:
             call = waiting.pop()
             if call not in calls:
                 calls.add(call)
-                waiting += [part for part in (*call.args, *call.options.values()) if isinstance(part, Imagined)]
+                waiting += [part for part in (*call.args, *call.options.values()) if isinstance(part, NewCall)]
         return sum(price_of_call(c.target, _values(c.args), _values(c.options), c.value) for c in calls)
 
 
@@ -79,7 +79,7 @@ def pattern_rule(
             for node in nodes.find_nodes(op="call_function", target=target):
                 new = _replacement_for(node, pattern, replacement, leaving, is_cheaper) if node.users else None
                 if new is not None:
-                    put(nodes, node, new)
+                    replace_with(nodes, node, new)
                     leaving = escaping(nodes) if node in leaving else leaving
                     nodes.erase_node(node)
                     count += 1
@@ -90,32 +90,32 @@ def pattern_rule(
 
 def _replacement_for(
     node: fx.Node, pattern: Call, replacement: Replacement, leaving: set[fx.Node], is_cheaper: bool
-) -> fx.Node | Imagined | None:
+) -> fx.Node | NewCall | None:
     for found, calls in find(pattern, node):
         template = replacement if isinstance(replacement, AbstractPattern) else replacement(found)
-        new = None if template is None else imagine(template, found, node)
+        new = None if template is None else instantiate(template, found, node)
         if new is None or not _fits(node, new, leaving):
             continue
         if is_cheaper and _price(new) >= sum(map(price_of_node, _dying(calls))):
             continue
-        assert isinstance(new, (fx.Node, Imagined))
+        assert isinstance(new, (fx.Node, NewCall))
         return new
     return None
 
 
-def imagine(template: Any, found: Found, like: fx.Node) -> Any:
+def instantiate(template: Any, found: Found, like: fx.Node) -> Any:
     """A template with its names filled in, and the shape of every call; None where a call is not possible."""
     mode = like.meta["val"].fake_mode
     with mode:
         try:
             placeholders = like.graph.find_nodes(op="placeholder") if mode.shape_env else []
             sizes = sizes_by_name([node.meta["val"] for node in placeholders])
-            return _imagine(template, found, _Imagination(runner_of(mode), sizes))
+            return _instantiate(template, found, _Instantiation(runner_of(mode), sizes))
         except (RuntimeError, ValueError):  # a view that memory does not allow, a size that would have to be settled
             return None
 
 
-def put(nodes: fx.Graph, node: fx.Node, new: fx.Node | Imagined) -> fx.Node:
+def replace_with(nodes: fx.Graph, node: fx.Node, new: fx.Node | NewCall) -> fx.Node:
     """Let all who read a node read something else; calls that are missing are made in front of it."""
     with nodes.inserting_before(node):
         made = _make(nodes, new, node, {})
@@ -124,41 +124,41 @@ def put(nodes: fx.Graph, node: fx.Node, new: fx.Node | Imagined) -> fx.Node:
 
 
 @dataclass(frozen=True)
-class _Imagination:
+class _Instantiation:
     """A way to run calls without values, the values of named sizes, and the calls made so far, by identity."""
 
     run: Callable[..., Any]
     sizes: Mapping[str, Any]
-    made: dict[int, Imagined] = field(default_factory=dict)
+    made: dict[int, NewCall] = field(default_factory=dict)
 
 
-def _imagine(template: Any, found: Found, by: _Imagination) -> Any:
+def _instantiate(template: Any, found: Found, by: _Instantiation) -> Any:
     if isinstance(template, (Var, Number, Anything)):
         return found[template.name]
     if isinstance(template, (tuple, list)):
-        return type(template)(_imagine(item, found, by) for item in template)
+        return type(template)(_instantiate(item, found, by) for item in template)
     if not isinstance(template, Call):
         return template
     if id(template) not in by.made:  # one that occurs twice is made once
-        args = tuple(_imagine(item, found, by) for item in template.args)
-        options = {key: _imagine(item, found, by) for key, item in template.options.items()}
+        args = tuple(_instantiate(item, found, by) for item in template.args)
+        options = {key: _instantiate(item, found, by) for key, item in template.options.items()}
         values, named = resolved((_values(args), _values(options)), by.sizes)
         made = by.run(template.targets[0], *values, **named)
-        by.made[id(template)] = Imagined(template.targets[0], args, options, made)
+        by.made[id(template)] = NewCall(template.targets[0], args, options, made)
     return by.made[id(template)]
 
 
 def _values(part: Any) -> Any:
     def value_of(item: Any) -> Any:
-        return item.value if isinstance(item, Imagined) else item.meta["val"] if isinstance(item, fx.Node) else item
+        return item.value if isinstance(item, NewCall) else item.meta["val"] if isinstance(item, fx.Node) else item
 
     return fx.node.map_aggregate(part, value_of)
 
 
-def _make(nodes: fx.Graph, part: Any, like: fx.Node, made: dict[Imagined, fx.Node]) -> Any:
+def _make(nodes: fx.Graph, part: Any, like: fx.Node, made: dict[NewCall, fx.Node]) -> Any:
     if isinstance(part, (tuple, list)):
         return type(part)(_make(nodes, item, like, made) for item in part)
-    if not isinstance(part, Imagined):
+    if not isinstance(part, NewCall):
         return part
     if part not in made:
         args = tuple(_make(nodes, item, like, made) for item in part.args)
@@ -168,8 +168,8 @@ def _make(nodes: fx.Graph, part: Any, like: fx.Node, made: dict[Imagined, fx.Nod
     return made[part]
 
 
-def _fits(node: fx.Node, new: fx.Node | Imagined, leaving: set[fx.Node]) -> bool:
-    value = new.value if isinstance(new, Imagined) else new.meta["val"]
+def _fits(node: fx.Node, new: fx.Node | NewCall, leaving: set[fx.Node]) -> bool:
+    value = new.value if isinstance(new, NewCall) else new.meta["val"]
     if not isinstance(value, Tensor) or layout_of(value) != layout_of(node.meta["val"]):
         return False
     shares_memory = isinstance(new, fx.Node) or any(a.alias_info is not None for a in schema_of(new.target).returns)
@@ -185,5 +185,5 @@ def _dying(calls: tuple[fx.Node, ...]) -> Iterator[fx.Node]:
             yield call
 
 
-def _price(new: fx.Node | Imagined) -> float:
-    return new.price if isinstance(new, Imagined) else 0.0
+def _price(new: fx.Node | NewCall) -> float:
+    return new.price if isinstance(new, NewCall) else 0.0
