@@ -197,9 +197,8 @@ class Recorder(DispatchMode):
         written = [self.cell(tensor) for tensor in written_by(func, args, kwargs)]
         for cell in written:
             cell.root.is_written = True
-        twin = (
-            functional_variant_of(func) if self._resolve and not any(c.base or c.is_viewed for c in written) else None
-        )
+        is_plain = self._resolve and not any(cell.base or cell.is_viewed for cell in written)
+        twin = functional_variant_of(func) if is_plain else None
         if twin is PURE_NORM:
             return self._write_norm(args, written)
         given = with_defaults(func, args)

@@ -1,6 +1,6 @@
 """The first difference between two programs, replayed on the same values one operator after the other.
 
-    reference   x -> mm -> add -> tanh -> ...        every value is run
+    reference   x -> mm -> add -> tanh -> ...        every value is kept
     subject          mm'   add'   tanh'              each computed from the reference's inputs: errors do not add up
                       =      =     differs: reported
 
