@@ -20,7 +20,7 @@ def test_data_caches_nearest_first(tmp_path: Path) -> None:
     assert read_caches(tmp_path) == (Cache(1, 2**15, 1), Cache(2, 2**19, 2), Cache(3, 2**25, 8))
 
 
-def test_where_nothing_is_told(tmp_path: Path) -> None:
+def test_unreadable_caches_are_left_out(tmp_path: Path) -> None:
     plant(tmp_path, 0, level="1", type="Data", size="unknown", shared_cpu_list="0")
     plant(tmp_path, 1, level="2", type="Data", size="1M", shared_cpu_list="?")
     assert read_caches(tmp_path) == (Cache(2, 2**20, 1),)

@@ -14,13 +14,13 @@ def test_a_layout_is_not_contiguous(layout: str) -> None:
     assert torch.equal(moved, x[:1].expand_as(x) if layout == "expanded" else x)
 
 
-def test_where_there_is_no_such_layout() -> None:
+def test_layouts_that_a_tensor_cannot_have_are_none() -> None:
     assert [as_layout(torch.tensor(1.0), layout) for layout in LAYOUTS] == [None] * 3
     assert as_layout(torch.ones(3), "transposed") is None
     assert as_layout(torch.ones(1, 3), "expanded") is None
 
 
-def test_one_input_changes_at_a_time() -> None:
+def test_layout_variants_change_one_input_at_a_time() -> None:
     inputs = (torch.randn(2, 3), 5, torch.randn(3))
     for variant in [*layout_variants(inputs), *broadcast_variants(inputs)]:
         assert sum(new is not old for new, old in zip(variant.inputs, inputs, strict=True)) == 1

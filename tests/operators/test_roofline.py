@@ -31,7 +31,7 @@ def test_the_roof_rises_to_the_peak_and_stays() -> None:
     assert ROUND.attainable(100.0, dram, torch.bfloat16) == 60e9
 
 
-def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roofline_of_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECONDS", 0.005)
     monkeypatch.setattr(module, "DRAM_BYTES", 2**22)
     monkeypatch.setattr(module, "read_caches", lambda: read_caches()[:2])

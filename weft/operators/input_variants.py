@@ -1,4 +1,4 @@
-"""The inputs of a sample in other guises: other layouts in memory, empty, and stretched by broadcasting."""
+"""Variants of a sample's inputs: other layouts in memory, empty, and stretched by broadcasting."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

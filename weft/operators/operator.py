@@ -1,4 +1,4 @@
-"""An operator of one's own, from a class with `forward` and `backward`.
+"""Custom operators, from a class with `forward` and `backward`.
 
 It works in eager mode, in captured graphs and under torch.compile:
 

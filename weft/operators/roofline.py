@@ -1,4 +1,4 @@
-"""This machine's roofline: what an operator can reach, by its operations per byte and by where its data lie.
+"""The roofline of this machine: the speed that an operator can reach, by its operations per byte and its memory.
 
 Ceilings are measured: bytes a second are the better of a reading and a triad kernel on data of half the cache's size,
 operations a second those of independent fused multiply-adds. The nominal peak stands beside the measured one:

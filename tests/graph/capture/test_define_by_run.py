@@ -84,7 +84,7 @@ def test_a_constant_is_kept_as_it_was_made() -> None:
     assert torch.equal(found[0], torch.tensor([2.0, 3.0])) and torch.equal(found[1], w)
 
 
-def test_what_could_not_run_again_is_refused() -> None:
+def test_recording_that_could_not_run_again_is_refused() -> None:
     w, elsewhere = torch.tensor([1.0, -2.0]), torch.ones(2)
     with record(w, ()) as recording:
         positive = w[w > 0]

@@ -148,7 +148,7 @@ def test_a_returned_tensor_from_elsewhere_is_refused() -> None:
 LEFT_OUT = torch.ones(2)
 
 
-def test_what_is_no_operator_is_refused() -> None:
+def test_higher_order_operator_is_refused() -> None:
     def step(state: Any, batch: Tensor) -> tuple[Any, Any]:
         return torch.ops.higher_order.cond(batch.sum() > 0, torch.sin, torch.cos, (batch,)), state
 

@@ -142,7 +142,7 @@ def test_the_graph_given_is_left_as_it_was() -> None:
     assert text_of(graph) == before
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_gradients_and_outputs_that_cannot_be_are_refused() -> None:
     graph = capture(forward, *forward_inputs())
     with pytest.raises(GraphError, match=r"no such variable.*did you mean"):
         grad(graph, "outputs.loss", ["state.w"])

@@ -74,13 +74,13 @@ def test_overflow_is_blamed_on_its_layer_not_on_statistics_that_it_spoiled() -> 
     assert executor.first_bad_tensor(state, BATCH) == "output of 0"
 
 
-def test_hooks_are_gone_afterwards() -> None:
+def test_search_for_a_bad_tensor_leaves_no_hooks() -> None:
     module = nn.Sequential(nn.Linear(3, 3), Log())
     first_bad_in_forward(module, BATCH)
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
-def test_first_in_the_order_of_the_mapping() -> None:
+def test_first_bad_tensor_is_in_the_order_of_the_mapping() -> None:
     tensors = {"fine": torch.ones(2), "b": torch.tensor([1.0, torch.inf]), "a": torch.tensor(torch.nan)}
     assert first_bad_of("parameter", tensors) == "parameter b"
     assert first_bad_of("parameter", {"fine": torch.ones(2), "whole numbers": torch.tensor([2**62])}) is None

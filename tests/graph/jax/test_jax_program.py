@@ -114,7 +114,7 @@ def test_steps_in_place_give_what_single_steps_give(whole: tuple[Graph, Any, Any
     assert all(torch.equal(tensor, before[name]) for name, tensor in tensors_of(state))  # what was given stays
 
 
-def test_no_steps_leave_the_state(whole: tuple[Graph, Any, Any]) -> None:
+def test_loop_over_no_batches_leaves_the_state(whole: tuple[Graph, Any, Any]) -> None:
     graph, state, _ = whole
     assert JaxProgram(graph).steps(state, []) == ([], state)
 

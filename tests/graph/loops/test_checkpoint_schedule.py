@@ -66,7 +66,7 @@ def test_by_default_no_step_is_repeated_twice() -> None:
         assert max(repeats) <= 1
 
 
-def test_a_picture() -> None:
+def test_drawn_schedule_of_eight_steps() -> None:
     assert draw_schedule(8, 2).splitlines() == [
         "step       0  1  2  3  4  5  6  7",
         "forward    o  >  >  >  o  >  >  o",

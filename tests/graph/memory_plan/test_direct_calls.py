@@ -25,7 +25,7 @@ X, Y = torch.ones(3, 3), torch.ones(3, 3)
         (aten.copy_.default, (X, Y), {}, "torch.Tensor.copy_"),
     ],
 )
-def test_the_same_call_is_found(target: Any, args: Any, kwargs: Any, expected: str) -> None:
+def test_direct_call_of_an_operator_is_found(target: Any, args: Any, kwargs: Any, expected: str) -> None:
     assert direct_call(target, args, kwargs) == expected
 
 
@@ -41,11 +41,11 @@ def test_the_same_call_is_found(target: Any, args: Any, kwargs: Any, expected: s
         (aten.linear.default, (X, Y), {}),  # comes out as what it is made of
     ],
 )
-def test_another_call_is_not_taken(target: Any, args: Any, kwargs: Any) -> None:
+def test_function_that_calls_another_operator_is_not_taken(target: Any, args: Any, kwargs: Any) -> None:
     assert direct_call(target, args, kwargs) is None
 
 
-def test_nothing_is_computed() -> None:
+def test_finding_a_direct_call_computes_nothing() -> None:
     memory = torch.zeros(2)
     direct_call(aten.add.out, (torch.ones(2), torch.ones(2)), {"out": memory})
     assert memory.tolist() == [0.0, 0.0]

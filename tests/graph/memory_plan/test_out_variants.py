@@ -40,7 +40,7 @@ def last_call(step: Callable[[Tensor], Tensor], x: Tensor) -> fx.Node:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_the_bits_are_the_same(name: str) -> None:
+def test_out_variant_has_the_bits_of_the_operator(name: str) -> None:
     x = torch.rand(7, 7, generator=torch.Generator().manual_seed(0))
     node = last_call(STEPS[name], x)
     call = written_into(node)

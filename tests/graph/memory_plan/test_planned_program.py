@@ -63,7 +63,7 @@ def test_a_plan_that_forgets_late_readers_is_caught(tmp_path: Path, monkeypatch:
         check_three_steps(graph, tmp_path)
 
 
-def test_state_changes_places(tmp_path: Path) -> None:
+def test_state_tensors_that_are_swapped_keep_their_values(tmp_path: Path) -> None:
     graph = capture(lambda state, batch: ([state[0]], [state[1], state[0] + 1, state[2].t()]), *inputs(0))
     check_three_steps(graph, tmp_path)
 

@@ -79,7 +79,7 @@ def test_operator_passes_its_node_tests(kind: str) -> None:
         compare(case)
 
 
-def test_few_cases_are_left_out() -> None:
+def test_few_node_tests_of_onnx_are_left_out() -> None:
     """The rules above must not hide an operator that is wrong."""
     every = [case for case in node_cases._NodeTestCases if cases() and is_of_table(case)]
     assert sum(map(len, cases().values())) > 700

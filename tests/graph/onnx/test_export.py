@@ -86,7 +86,7 @@ EXPRESSIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_expressions_come_out_alike(name: str) -> None:
+def test_exported_expression_has_the_values_of_torch(name: str) -> None:
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
         return EXPRESSIONS[name](batch["x"]), state
 

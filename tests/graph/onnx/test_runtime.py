@@ -5,10 +5,10 @@ import torch
 
 from tests.graph.cases import CASES, Case
 from tests.graph.contract import Subject, check_bad_tensors, check_inference_at, clone, take
-from weft.proving.executors import prove_executors
 from weft.errors import RecipeError, UsageError
 from weft.graph import AbstractExecutor, EagerExecutor, Outputs, State
 from weft.graph.onnx import EXPORTS, OnnxRuntimeExecutor
+from weft.proving.executors import prove_executors
 from weft.recipes import digits_cnn
 from weft.specs import Batch
 from weft.training.build import build_splits, build_task, check_recipe
@@ -27,12 +27,12 @@ def trained(case: Case) -> State:
 
 
 @over_cases
-def test_it_infers_as_the_contract_asks(case: Case) -> None:
+def test_onnx_runtime_infers_as_the_contract_asks(case: Case) -> None:
     check_inference_at(SUBJECT, case, SUBJECT.build(case), trained(case))
 
 
 @over_cases
-def test_it_finds_bad_tensors(case: Case) -> None:
+def test_onnx_runtime_finds_bad_tensors(case: Case) -> None:
     check_bad_tensors(SUBJECT, case)
 
 
@@ -99,7 +99,7 @@ def test_a_data_set_is_evaluated_as_by_eager() -> None:
     assert found[1]["loss"] == pytest.approx(found[0]["loss"], rel=1e-5)
 
 
-def test_it_is_proven_by_what_it_evaluates() -> None:
+def test_onnx_runtime_is_proven_by_what_it_evaluates() -> None:
     proof = prove_executors(recipe(), "onnxruntime", "eager", num_steps=2)
     assert proof.passed and 0 < proof.largest_error < 2e-6
     assert proof.finding.startswith("onnxruntime gave the losses and predictions of eager at each of 2 steps")

@@ -89,7 +89,7 @@ def test_a_profile_has_medians_and_leaves_out_the_warm_up(profile: Profile) -> N
     assert [operator.name for operator in profile.longest(2)] == ["add", "topk"]
 
 
-def test_kinds_add_up(profile: Profile) -> None:
+def test_profile_by_kind_adds_up_to_the_operators(profile: Profile) -> None:
     assert [kind.target for kind in profile.kinds] == ["aten.add.Tensor", "aten.topk", "aten.mm"]
     assert sum(kind.share for kind in profile.kinds) == pytest.approx(1.0)
     assert profile.cost.flops == sum(kind.cost.flops for kind in profile.kinds if kind.cost is not None)

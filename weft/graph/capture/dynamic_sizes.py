@@ -1,4 +1,4 @@
-"""Symbolic sizes of a capture: which dimensions go by a name, and what the step takes for granted about them.
+"""Dynamic sizes of a capture: dimensions that go by a name, and the conditions under which the step was traced.
 
 dynamic="batch"                                   dimension 0 of every tensor of the batch
 dynamic={"batch.x": {0: "batch", 1: "length"}}    of one tensor
@@ -26,7 +26,8 @@ Dims = Mapping[int, Mapping[int, str]]
 
 
 def dims_of(dynamic: Dynamic | None, arguments: Tree, leaves: Sequence[Tensor]) -> Dims:
-    """
+    """The named dimensions of each leaf.
+
     Raises:
         GraphError: a place or dimension that is not there.
     """

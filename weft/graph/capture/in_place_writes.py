@@ -1,4 +1,4 @@
-"""Writes in place: the arguments that an operator writes to or may return, and its twin that writes to nothing."""
+"""Writes in place: the arguments that an operator writes to or may alias, and its functional variant."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -69,7 +69,7 @@ def functional_variant_of(func: Any) -> Any:
 
 
 def with_defaults(func: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-    """With what was left out because it is the default, where the twin has no such default."""
+    """The arguments with defaults that were left out, where the functional variant has no such default."""
     if func is not FILL_MEMORY:
         return tuple(args)
     positional = [argument for argument in schema_of(func).arguments if not argument.kwarg_only]

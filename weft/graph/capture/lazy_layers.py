@@ -1,4 +1,4 @@
-"""Sizes of layers from shapes: a model with lazy layers, built as if every size had been written down.
+"""Lazy layers sized from shapes: a model is built as if every size had been written down.
 
 Two builds. The first has no values: everything is on the `meta` device, and a forward pass of shapes alone tells what
 reaches each lazy layer. The second is real, and gives each lazy layer its size at the moment when it is constructed:
@@ -32,7 +32,7 @@ _CHANGED = "build made other lazy layers the second time; let it do the same bot
 
 
 def build_sized(build: Callable[[], nn.Module], *inputs: Tensor | TensorSpec) -> nn.Module:
-    """The module that `build` makes, with every lazy layer (`nn.LazyLinear` and its like) sized by what reaches it.
+    """Build a module, with every lazy layer (`nn.LazyLinear` and its like) sized by what reaches it.
 
     Random numbers are drawn as by the same module with sizes given: for the same seed it has the same initial values.
 
@@ -89,7 +89,7 @@ def _what_reaches(layers: Sequence[nn.Module], module: nn.Module, inputs: Sequen
 
 @contextmanager
 def _use_watch(built: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Tell of every lazy layer as soon as it is constructed."""
+    """Call `built` with every lazy layer as soon as it is constructed."""
     originals = {cls: cls.__dict__["__init__"] for cls in _lazy_classes(LazyModuleMixin)}
     under_construction: set[int] = set()
 

@@ -74,7 +74,7 @@ class Cell:
 
 @leave_compiler_alone
 class Recorder(DispatchMode):
-    """Records while it is entered.
+    """Records the operators that are called while it is entered.
 
     Args:
         note: writes what is known of a node into its meta.
@@ -118,7 +118,8 @@ class Recorder(DispatchMode):
         return self._track(tensor, Cell(node))
 
     def cell(self, tensor: Tensor) -> Cell:
-        """
+        """The cell of a tensor.
+
         Raises:
             GraphError: the tensor is neither an argument nor made by an operator that was recorded.
         """
@@ -249,7 +250,7 @@ class Recorder(DispatchMode):
         return value
 
     def _bind(self, node: fx.Node, made: Any, base: Cell | None, known: Sequence[Cell] = ()) -> None:
-        """Let what an operator made stand for its node; the last of several may be the values of known cells."""
+        """Give the results of an operator their cells; the last of several may be the values of known cells."""
         if isinstance(made, Tensor):
             self._noted(node, self._keep(made))
             self._track(made, Cell(node, base))

@@ -42,7 +42,7 @@ def build_graph(
     mode: Any,
     conditions: Callable[[], tuple[Condition, ...]],
 ) -> Graph:
-    """The graph of what a recorder saw, from these arguments to these results."""
+    """Make a graph of what was recorded, from these arguments to these results."""
     recorder.nodes.output(tuple(recorder.cell(tensor).node for tensor in flat))
     _give_backward_its_lines(recorder.nodes)
     cells = [recorder.cell(fake) for fake in fakes]
@@ -61,7 +61,7 @@ def build_graph(
 
 
 def add_placeholders(recorder: Recorder, arguments: Tree, fakes: Sequence[Tensor]) -> None:
-    """Arguments are called after their places, `parameters_0_weight`, and not as a size is."""
+    """Add a placeholder for each argument, named after its place, `parameters_0_weight`, and not as a size is."""
     names: dict[int, str] = {}
     for path, leaf in paths_of(arguments):
         names.setdefault(leaf, path.partition(".")[2] or path)
@@ -74,7 +74,7 @@ def add_placeholders(recorder: Recorder, arguments: Tree, fakes: Sequence[Tensor
 
 @contextmanager
 def use_recording(recorder: Recorder, mode: Any) -> Iterator[None]:
-    """Fake tensors of this mode are what operators work on, and all that they do is recorded.
+    """Run what is inside on fake tensors of this mode, and record all operators.
 
     Raises:
         GraphError: for what cannot be recorded; names the line.
@@ -108,7 +108,7 @@ def _functionalised(first: Recorder, arguments: Tree, fakes: Sequence[Tensor], m
 
 
 class Origin:
-    """The node that is being replayed: what is known of it is also true of the nodes that come of it."""
+    """The node that is being replayed; nodes that are recorded meanwhile get its line, part and grad mode."""
 
     def __init__(self) -> None:
         self._node: fx.Node | None = None

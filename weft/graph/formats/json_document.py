@@ -35,7 +35,8 @@ FindOperator = Callable[[str], Any]
 
 
 def graph_to_json(graph: Graph) -> dict[str, Any]:
-    """
+    """A graph as JSON.
+
     Raises:
         GraphError: an operator is called with what has no place in JSON.
     """

@@ -27,7 +27,8 @@ _TORCH_KINDS = {
 
 
 def encode(value: Any) -> Any:
-    """
+    """An argument of a call as JSON.
+
     >>> encode((1, float("-inf"), torch.int64))
     {'tuple': [1, {'float': '-inf'}, {'dtype': 'int64'}]}
     """
@@ -82,7 +83,7 @@ def decode(value: Any, nodes: Mapping[str, fx.Node]) -> Any:
 
 
 def decode_tree(value: Any) -> Tree:
-    """A tree of `structure`, each part of a kind that it knows."""
+    """A tree of `ir/pytree.py`, each part of a kind that it knows."""
     tree: Tree = decode(value, {})
     _check_tree(tree)
     return tree

@@ -21,7 +21,7 @@ _BODIES: dict[str, Graph] = {}
 
 
 def register_body(key: str, body: Graph) -> None:
-    """Bodies are never forgotten: a graph may name them at any time. Each is a few nodes."""
+    """Keep a body for good: a graph may name it at any time. Each is a few nodes."""
     _BODIES.setdefault(key, body)
 
 

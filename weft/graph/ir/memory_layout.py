@@ -33,7 +33,7 @@ PLAIN_VIEWS = frozenset(
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether the call gives another look at its input's memory."""
+    """Whether the call gives a view of its input, by its schema."""
     schema = schema_of(node.target)
     return schema is not None and any(item.alias_info is not None for item in schema.returns)
 
@@ -58,7 +58,7 @@ def has_known_shape(value: Tensor) -> bool:
 
 
 def fills_memory(value: Tensor) -> bool:
-    """Dense, without gaps and overlaps, in any order of dimensions."""
+    """Whether a tensor is dense, without gaps and overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted((stride, size) for size, stride in zip(value.shape, value.stride(), strict=True)):
         if size != 1 and stride != expected:

@@ -31,7 +31,7 @@ class Arena:
 
 @dataclass(frozen=True)
 class Lifetime:
-    """From when to when, both included, so many bytes are in use."""
+    """The first and the last call, both included, for which a value needs its bytes."""
 
     first: int
     last: int
@@ -39,7 +39,7 @@ class Lifetime:
 
 
 def assign_offsets(lifetimes: Mapping[fx.Node, Lifetime]) -> tuple[dict[fx.Node, int], int]:
-    """An offset for each lifetime, and the size of the arena. Time goes on, and the best-fitting hole is taken.
+    """An offset for each value, and the size of the arena: in order of time, each takes the hole that fits it best.
 
     The hole that fits best was often left last, so what is written next is likely to be in the cache still.
     """

@@ -1,4 +1,4 @@
-"""The shortest way from Python to an operator: torch's own function for it, where the two are the same call.
+"""Direct calls: torch's own function for an operator, where the two are the same call.
 
 `torch.add(x, y)` reaches its kernel about a microsecond sooner than `torch.ops.aten.add.Tensor(x, y)`. Whether the two
 are the same call is not taken from a list. It is seen: the function is called on tensors without values, and what comes

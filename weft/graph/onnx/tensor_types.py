@@ -1,4 +1,4 @@
-"""Types of ONNX and of torch."""
+"""Types and stored tensors of ONNX as those of torch."""
 
 import numpy as np
 import onnx

@@ -197,7 +197,7 @@ def _fits(found: Any, expected: Any) -> bool:
 
 
 def _cast(value: Any, like: Any) -> Any:
-    """In the type and the layout in memory of the other."""
+    """A tensor in the type and the layout of another, where the two fit."""
     if not _fits(value, like) or (value.dtype, value.stride()) == (like.dtype, like.stride()):
         return value
     if like.numel() and any(stride == 0 for stride in like.stride()):

@@ -45,7 +45,7 @@ class KindProfile:
 
 @dataclass(frozen=True)
 class Profile:
-    """A step, taken apart. `seconds` is what all operators of a step took together."""
+    """The profile of a step. `seconds` is the time of all its operators together."""
 
     seconds: Summary
     cost: Cost  # of those whose cost is known

@@ -1,4 +1,4 @@
-"""A language of patterns: what a part of a graph looks like, and, with the same words, what is to stand there instead.
+"""Patterns of calls: a part of a graph to look for, and, in the same words, what is to replace it.
 
     x, y, k = Var("x"), Var("y"), Number("k")
     -(-x)                  a negation of a negation

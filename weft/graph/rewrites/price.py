@@ -29,7 +29,7 @@ def price_of_node(node: fx.Node) -> float:
 
 
 def price_of_call(target: Any, args: Sequence[Any], options: Mapping[str, Any], value: Any) -> float:
-    """From shapes alone; symbolic sizes count as the ones that were captured."""
+    """The price of one call, from shapes; symbolic sizes count as the ones that were captured."""
     args, options, value = fx.node.map_aggregate(
         (args, options, value), lambda item: size_hints(item) if isinstance(item, Tensor) else item
     )
