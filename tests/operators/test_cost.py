@@ -87,9 +87,7 @@ def test_attention_counts_as_torch_counts_it() -> None:
         (lambda x: torch.empty(100, 100), 0, 0, 0),
     ],
 )
-def test_costs_agree_with_a_count_by_hand(
-    call: Callable[[Tensor], object], flops: int, read: int, written: int
-) -> None:
+def test_costs_agree_with_those_by_hand(call: Callable[[Tensor], object], flops: int, read: int, written: int) -> None:
     x = torch.rand(12, 12)
     counted = count_cost(lambda: call(x))
     assert counted.unknown == ()

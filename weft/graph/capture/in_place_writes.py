@@ -6,14 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.graph.ir.side_effects import FUNCTIONAL_NORM, SILENT_NORM
 from weft.graph.ir.symbolic_sizes import shape_of, strides_of
 from weft.torch_private import schema_of
 
 __all__ = [
-    "DECLARED_NORM",
     "FILL_MEMORY",
-    "NORM",
-    "PURE_NORM",
     "aliased_by",
     "functional_variant_of",
     "has_same_layout",
@@ -24,24 +22,19 @@ __all__ = [
 
 aten = torch.ops.aten
 
-NORM = aten.native_batch_norm.default
-"""It writes its running statistics and does not say so; the next two compute the same, and do."""
-DECLARED_NORM = aten._native_batch_norm_legit.default
-PURE_NORM = aten._native_batch_norm_legit_functional.default
-
 FILL_MEMORY = aten.bernoulli_.float
-"""It fills memory as it lies, its twin in the order of the dimensions."""
-_TWINS = {FILL_MEMORY: aten.bernoulli.p, NORM: PURE_NORM}
+"""It fills memory as it lies, its functional variant in the order of the dimensions."""
+_VARIANTS = {FILL_MEMORY: aten.bernoulli.p, SILENT_NORM: FUNCTIONAL_NORM}
 
 
 def is_write(func: Any, args: Sequence[Any]) -> bool:
-    is_norm_that_writes = func is NORM and args[3] is not None and bool(args[5])
+    is_norm_that_writes = func is SILENT_NORM and args[3] is not None and bool(args[5])
     return bool(schema_of(func).is_mutable) or is_norm_that_writes
 
 
 def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
     """The arguments that a call writes to."""
-    if func is NORM:
+    if func is SILENT_NORM:
         yield from args[3:5]
     else:
         yield from _tensors(func, args, kwargs, lambda alias: alias.is_write)
@@ -54,8 +47,8 @@ def aliased_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ite
 
 def functional_variant_of(func: Any) -> Any:
     """The operator that gives as a new value what `func` writes to its first argument; None if there is none."""
-    if func in _TWINS:
-        return _TWINS[func]
+    if func in _VARIANTS:
+        return _VARIANTS[func]
     schema = schema_of(func)
     namespace, _, name = schema.name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None) if name.endswith("_") else None

@@ -22,10 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.errors import GraphError
 from weft.graph.capture.in_place_writes import (
-    DECLARED_NORM,
     FILL_MEMORY,
-    NORM,
-    PURE_NORM,
     aliased_by,
     functional_variant_of,
     has_same_layout,
@@ -35,6 +32,7 @@ from weft.graph.capture.in_place_writes import (
 )
 from weft.graph.capture.source_lines import quoted_line_on_stack
 from weft.graph.ir.interpreter import call_plainly
+from weft.graph.ir.side_effects import FUNCTIONAL_NORM, IN_PLACE_NORM, SILENT_NORM
 from weft.graph.ir.symbolic_sizes import size_of
 from weft.torch_private import (
     DispatchMode,
@@ -200,7 +198,7 @@ class Recorder(DispatchMode):
             cell.root.is_written = True
         is_plain = self._resolve and not any(cell.base or cell.is_viewed for cell in written)
         twin = functional_variant_of(func) if is_plain else None
-        if twin is PURE_NORM:
+        if twin is FUNCTIONAL_NORM:
             return self._write_norm(args, written)
         given = with_defaults(func, args)
         if twin is not None and len(written) == 1 and has_same_layout(self._run(twin, *given, **kwargs), args[0]):
@@ -211,12 +209,12 @@ class Recorder(DispatchMode):
             written[0].node = node
             self._track(made, written[0])
             return made
-        return self._write_as_it_is(DECLARED_NORM if func is NORM else func, args, kwargs)
+        return self._write_as_it_is(IN_PLACE_NORM if func is SILENT_NORM else func, args, kwargs)
 
     def _write_norm(self, args: Any, statistics: list[Cell]) -> Any:
         """Batch norm, with the running statistics as further outputs."""
-        node = self._node(PURE_NORM, args, {})
-        made = self._run(NORM, *args)
+        node = self._node(FUNCTIONAL_NORM, args, {})
+        made = self._run(SILENT_NORM, *args)
         values = (*made, args[3], args[4])
         self._bind(node, values, None, statistics)
         return made

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from weft.errors import GraphError, nearest
-from weft.graph.ir.graph import Graph, Operator, Variable
+from weft.graph.ir.graph import Graph, Operator, Variable, outputs_of
 from weft.graph.ir.interpreter import runner_of
 from weft.graph.ir.pytree import Tree, add_leaf, paths_of, relabel, remove_leaf
 from weft.graph.ir.side_effects import is_collective, is_random
@@ -77,7 +77,7 @@ def remove_operator(graph: Graph, name: str) -> Graph:
     edited = graph.edited()
     node = _find(edited, _operator(graph, name).name)
     _refuse_to_lose(node)
-    items = [user for user in node.users if user.target is operator.getitem]
+    items = outputs_of(node)
     readers = [reader for output in (node, *items) for reader in output.users if reader not in items]
     if readers:
         found = ", ".join(dict.fromkeys("a result" if reader.op == "output" else reader.name for reader in readers))

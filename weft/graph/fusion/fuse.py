@@ -13,10 +13,10 @@ from typing import Any, cast
 from torch import Tensor, fx
 
 from weft.graph.fusion.contraction import boundary_of, contract_parts
-from weft.graph.fusion.members import is_view_in_region, members_of, owner_of
+from weft.graph.fusion.members import is_view_in_region, members_of
 from weft.graph.fusion.partition import connected, in_chunks, levels_of
 from weft.graph.fusion.region import Region, region_of
-from weft.graph.ir.graph import Graph
+from weft.graph.ir.graph import Graph, owner_of
 from weft.graph.ir.verification import check_pass
 from weft.graph.rewrites.price import price_of_node
 from weft.operators import tensor_bytes

@@ -1,17 +1,17 @@
 """Members of regions: element-wise functions, norms and sums, and the views between them."""
 
-import operator
 from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, fx
 
+from weft.graph.ir.graph import owner_of
 from weft.graph.ir.memory_layout import PLAIN_VIEWS, has_known_shape
 from weft.graph.ir.side_effects import is_pure
 from weft.torch_private import schema_of
 
-__all__ = ["is_view_in_region", "members_of", "owner_of"]
+__all__ = ["is_view_in_region", "members_of"]
 
 aten = torch.ops.aten
 
@@ -66,14 +66,6 @@ def members_of(nodes: fx.Graph) -> set[fx.Node]:
 def is_view_in_region(node: fx.Node) -> bool:
     """Whether the call is a look at memory, which a region may take at what it is given but never gives away."""
     return node.target in _VIEWS
-
-
-def owner_of(node: fx.Node) -> fx.Node:
-    """The call that makes a value: the node itself, or that of which it is one output."""
-    if node.target is not operator.getitem:
-        return node
-    assert isinstance(node.args[0], fx.Node)
-    return node.args[0]
 
 
 def _may_be_compiled(node: fx.Node) -> bool:

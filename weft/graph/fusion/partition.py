@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import fx
 
+from weft.graph.ir.graph import outputs_of
 from weft.graph.ir.side_effects import is_pure
 
 __all__ = ["connected", "in_chunks", "levels_of", "predecessors_of"]
@@ -90,4 +91,4 @@ def _pieces(part: Sequence[fx.Node]) -> Iterator[list[fx.Node]]:
     """Each call with the outputs that are taken from it."""
     for node in part:
         if node.target is not operator.getitem:
-            yield [node, *(user for user in node.users if user.target is operator.getitem)]
+            yield [node, *outputs_of(node)]

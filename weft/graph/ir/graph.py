@@ -24,7 +24,7 @@ from weft.graph.ir.side_effects import is_random
 from weft.graph.ir.source_text import name_of
 from weft.graph.ir.symbolic_sizes import Condition, Size, places_of, shape_of
 
-__all__ = ["Graph", "Operator", "Role", "Variable"]
+__all__ = ["Graph", "Operator", "Role", "Variable", "outputs_of", "owner_of"]
 
 Role = Literal["state", "batch", "constant", "forward", "backward", "update", "communication"]
 
@@ -133,6 +133,19 @@ class Graph:
         return found
 
 
+def owner_of(node: fx.Node) -> fx.Node:
+    """The call that makes a value: the node itself, or that of which it is one output."""
+    if node.target is not operator.getitem:
+        return node
+    assert isinstance(node.args[0], fx.Node)
+    return node.args[0]
+
+
+def outputs_of(node: fx.Node) -> list[fx.Node]:
+    """The nodes that take one output each of a call with several; empty for other nodes."""
+    return [user for user in node.users if user.target is operator.getitem]
+
+
 def _view_of(graph: Graph) -> tuple[tuple[Operator, ...], dict[str, Variable]]:
     shown = set(graph.outputs.values())
     roles = roles_of(graph.nodes, {node for node in graph.nodes.nodes if node.name in shown})
@@ -150,7 +163,7 @@ def _view_of(graph: Graph) -> tuple[tuple[Operator, ...], dict[str, Variable]]:
             inputs = tuple(variables[source.name] for source in node.all_input_nodes)
             line = node.meta.get("line", "")
             made = Operator(node.name, name_of(node.target), roles[node], line, node, inputs)
-            outputs = [user for user in node.users if user.target is operator.getitem] or [node]
+            outputs: list[Any] = outputs_of(node) or [node]
             outputs.sort(key=lambda user: user.args[1] if user is not node else 0)
             owned = tuple(_variable(output, made, roles[node]) for output in outputs)
             object.__setattr__(made, "outputs", owned)  # operator and outputs know each other: one must come second

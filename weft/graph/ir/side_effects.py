@@ -1,12 +1,26 @@
-"""Calls with an effect beside their value: they draw random numbers, or talk to other ranks."""
+"""Calls with an effect beside their value: they draw random numbers, talk to other ranks, or write unsaid."""
 
 import torch
 from torch import Tensor, fx
 
-__all__ = ["COLLECTIVES", "is_collective", "is_pure", "is_random", "remove_dead"]
+__all__ = [
+    "COLLECTIVES",
+    "FUNCTIONAL_NORM",
+    "IN_PLACE_NORM",
+    "SILENT_NORM",
+    "is_collective",
+    "is_pure",
+    "is_random",
+    "remove_dead",
+]
 
 COLLECTIVES = ("weft.all_reduce.", "weft.wait.", "_c10d_functional.")
 """Beginnings of the names of operators that talk to other ranks."""
+
+SILENT_NORM = torch.ops.aten.native_batch_norm.default
+"""Batch norm that writes its running statistics and does not say so; the next two compute the same, and do."""
+IN_PLACE_NORM = torch.ops.aten._native_batch_norm_legit.default
+FUNCTIONAL_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
 
 
 def is_random(node: fx.Node) -> bool:

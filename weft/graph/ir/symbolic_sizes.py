@@ -9,6 +9,7 @@ from functools import reduce
 from typing import Any
 
 from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 
 from weft.errors import GraphError
 from weft.torch_private import expression_of
@@ -188,13 +189,7 @@ def spec_of(value: Any) -> Any:
 
 def sizes_in(value: Any) -> Iterator[Size]:
     """Every named size among the arguments of a call."""
-    if isinstance(value, Size):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from sizes_in(item)
-    elif isinstance(value, dict):
-        yield from sizes_in(list(value.values()))
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Size))
 
 
 def _value(part: Any, sizes: Mapping[str, Any]) -> Any:

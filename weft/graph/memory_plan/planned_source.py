@@ -13,14 +13,15 @@ from typing import Any
 from torch import Tensor, fx
 
 from weft.graph.fusion import Region, region_of
-from weft.graph.ir.graph import Graph
+from weft.graph.ir.graph import Graph, outputs_of, owner_of
 from weft.graph.ir.interpreter import MINDS_GRAD_MODE
+from weft.graph.ir.side_effects import FUNCTIONAL_NORM, IN_PLACE_NORM
 from weft.graph.ir.source_text import HEADER, argument_text, line_of_node, name_of, variable_names
 from weft.graph.memory_plan.aliasing import is_alias, owners_of, owns_its_outputs
 from weft.graph.memory_plan.direct_calls import direct_call
 from weft.graph.memory_plan.out_variants import Call, written_into
 from weft.graph.memory_plan.signature import BoundSignature
-from weft.graph.memory_plan.storage_plan import NORM, PLAIN_NORM, StoragePlan
+from weft.graph.memory_plan.storage_plan import StoragePlan
 
 __all__ = ["source_of"]
 
@@ -113,7 +114,7 @@ class _Writer:
         text = f"{self._targets(node)} = {self._text(node, self._plain_call(node))}{f'  # {line}' if line else ''}"
         if is_alias(node) and all(self.name(source) in self._static for source in node.all_input_nodes):
             self.once.append(text)
-            self._static.update(self.name(made) for made in (node, *_outputs(node)))
+            self._static.update(self.name(made) for made in (node, *outputs_of(node)))
         else:
             self.each.append(text)
             if "_" in self._targets(node).strip("[]").split(", "):
@@ -121,24 +122,24 @@ class _Writer:
 
     def _plain_call(self, node: fx.Node) -> Call:
         """The call as captured; batch norm is told to write over its statistics where the plan says so."""
-        statistics = [output for output in _outputs(node) if self._storage.is_written(output)]
-        if node.target is NORM and len(statistics) == 2:
-            return PLAIN_NORM, tuple(node.args), dict(node.kwargs)
+        statistics = [output for output in outputs_of(node) if self._storage.is_written(output)]
+        if node.target is FUNCTIONAL_NORM and len(statistics) == 2:
+            return IN_PLACE_NORM, tuple(node.args), dict(node.kwargs)
         return node.target, tuple(node.args), dict(node.kwargs)
 
     def _targets(self, node: fx.Node) -> str:
         """The left side of an assignment: one name, or a name for each output that is used."""
         if not isinstance(node.meta.get("val"), (tuple, list)):
             return self.name(node)
-        outputs = {output.args[1]: self.name(output) for output in _outputs(node)}
+        outputs = {output.args[1]: self.name(output) for output in outputs_of(node)}
         count = len(node.meta["val"])
-        if self._plain_call(node)[0] is PLAIN_NORM:
+        if self._plain_call(node)[0] is IN_PLACE_NORM:
             count = 3
         return f"[{', '.join(outputs.get(i, '_') for i in range(count))}]"
 
     def _call_region(self, node: fx.Node, region: Region) -> None:
         given, fresh, into = [self.name(source) for source in node.args[0]], [], {}  # type: ignore[union-attr,arg-type]
-        outputs = {output.args[1]: output for output in _outputs(node)}
+        outputs = {output.args[1]: output for output in outputs_of(node)}
         for i in range(len(node.meta["val"])):
             output = outputs.get(i)
             if output is not None and self._storage.is_written(output):
@@ -193,8 +194,7 @@ class _Writer:
         is_read = any(user.op != "output" for user in node.users) or node.op != "call_function"
         if not is_last or is_read:
             return f"copy({self.name(node)})"
-        maker = node.args[0] if node.target is operator.getitem else node
-        is_sole = self._owners[node] == frozenset([node]) and owns_its_outputs(maker)  # type: ignore[arg-type]
+        is_sole = self._owners[node] == frozenset([node]) and owns_its_outputs(owner_of(node))
         return self.name(node) if is_sole else f"own({self.name(node)})"
 
     def _close(self) -> None:
@@ -250,7 +250,3 @@ def _form_of(value: Any) -> Hashable:
     if isinstance(value, dict):
         return tuple((key, _form_of(item)) for key, item in value.items())
     return type(value).__name__
-
-
-def _outputs(node: fx.Node) -> list[fx.Node]:
-    return [user for user in node.users if user.target is operator.getitem]

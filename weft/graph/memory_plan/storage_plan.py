@@ -10,7 +10,6 @@ before it writes it. What the caller is given is always fresh.
 """
 
 import math
-import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,17 +18,16 @@ import torch
 from torch import Tensor, fx
 
 from weft.graph.fusion import region_of
-from weft.graph.ir.memory_layout import fills_memory, layout_of
+from weft.graph.ir.graph import owner_of
+from weft.graph.ir.memory_layout import fills_memory, has_known_shape, layout_of
+from weft.graph.ir.side_effects import FUNCTIONAL_NORM
 from weft.graph.memory_plan.aliasing import is_alias, owners_of, owns_its_outputs
 from weft.graph.memory_plan.arena import Lifetime, assign_offsets
 from weft.graph.memory_plan.out_variants import is_pointwise, written_into
 
-__all__ = ["NORM", "PLAIN_NORM", "StoragePlan", "plan_storage"]
+__all__ = ["StoragePlan", "plan_storage"]
 
 aten = torch.ops.aten
-
-NORM, PLAIN_NORM = aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.default
-"""Batch norm that gives its new running statistics, and its twin that writes them over the old ones."""
 
 _STATISTICS = (3, 4)  # places of the running mean and variance, among its arguments and its outputs alike
 
@@ -100,12 +98,10 @@ class _Planner:
         """Decide where the value of a call is stored."""
         if node.op != "call_function" or is_alias(node):
             return
-        is_output = node.target is operator.getitem
-        maker = node.args[0] if is_output else node
-        assert isinstance(maker, fx.Node)
+        maker = owner_of(node)
         if not isinstance(node.meta.get("val"), Tensor) or not owns_its_outputs(maker):
             return
-        if is_output:
+        if maker is not node:
             self._settle_output(number, node, maker)
             return
         if node not in self._leaving and _is_plain(node) and written_into(node) is not None:
@@ -127,7 +123,7 @@ class _Planner:
 
     def _statistics(self, maker: fx.Node) -> dict[fx.Node, fx.Node]:
         """The new running statistics of a batch norm, each with the old ones, if it can write over both."""
-        if maker.target is not NORM:
+        if maker.target is not FUNCTIONAL_NORM:
             return {}
         if maker not in self._norms:
             made: dict[fx.Node, Any] = {n: maker.args[i] for n in maker.users if (i := _index(n)) in _STATISTICS}
@@ -155,9 +151,8 @@ class _Planner:
         for old in self._becomes.get(node, ()):
             if layout_of(old.meta["val"]) != layout_of(node.meta["val"]):
                 continue
-            is_region = node.target is operator.getitem
-            writer: Any = node.args[0] if is_region else node
-            readers = {writer} if is_region or is_pointwise(node) else set()
+            writer = owner_of(node)
+            readers = {writer} if writer is not node or is_pointwise(node) else set()
             now = self._holds[old]
             if self._is_free(now, self._numbers[writer], readers=readers):
                 return old
@@ -189,8 +184,7 @@ class _Planner:
         self._take(node, first)
         if over is None:
             value = node.meta["val"]
-            maker: Any = node.args[0] if node.target is operator.getitem else node
-            begin = self._numbers[maker]
+            begin = self._numbers[owner_of(node)]
             self._lifetimes[node] = Lifetime(begin, max(number, self._last[node]), value.numel() * value.element_size())
         elif over in self._lifetimes:
             lifetime = self._lifetimes[over]
@@ -224,6 +218,6 @@ def _index(output: fx.Node) -> int:
 def _is_plain(node: fx.Node) -> bool:
     """Whether the value fills its memory, on the CPU, of a size that is known: then the arena can hold it."""
     value = node.meta["val"]
-    if value.device.type != "cpu" or not all(type(size) is int for size in (*value.shape, *value.stride())):
+    if value.device.type != "cpu" or not has_known_shape(value):
         return False
     return math.prod(value.shape) > 0 and fills_memory(value)

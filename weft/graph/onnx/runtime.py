@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
 
 from weft.errors import UsageError
 from weft.graph.executors.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
@@ -48,7 +49,7 @@ class OnnxProgram(AbstractProgram):
 
     def compute(self, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         sources, tensors = node.all_input_nodes, dict[fx.Node, Tensor]()
-        given = iter(_tensors_in((args, kwargs)))
+        given = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         fx.node.map_arg((node.args, node.kwargs), lambda source: tensors.setdefault(source, next(given)))
         builder = Builder()
         for source in sources:
@@ -110,10 +111,3 @@ class _Session:
 
 def _array(tensor: Tensor) -> Any:
     return tensor.detach().contiguous().numpy()
-
-
-def _tensors_in(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return [tensor for part in parts for tensor in _tensors_in(part)]

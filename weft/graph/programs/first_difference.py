@@ -9,7 +9,6 @@ another value. So a call that is not the reference's, to the letter, is reported
 place mends the results.
 """
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from weft.graph.ir.graph import Graph
+from weft.graph.ir.graph import Graph, owner_of
 from weft.graph.ir.interpreter import replay
 from weft.graph.ir.side_effects import is_random
 from weft.graph.programs.program import AbstractProgram
@@ -92,8 +91,7 @@ class _ReferenceRun:
 
     def has_call(self, node: fx.Node) -> bool:
         """Whether the reference calls the same operator with the same arguments, by their names."""
-        owner = node.args[0] if node.target is operator.getitem else node
-        assert isinstance(owner, fx.Node)
+        owner = owner_of(node)
         return self._calls.get(owner.name) == _call_of(owner)
 
     def like(self, node: fx.Node, found: Any) -> Any:
