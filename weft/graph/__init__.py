@@ -1,4 +1,17 @@
-"""Level 1: the training step, and what executes it."""
+"""Level 1: the training step as one graph, and what executes it.
+
+    ir             the graph itself: operators, variables, symbolic sizes, verification
+    capture        from Python code to a graph
+    rewrites       fewer or cheaper operators, the same values
+    editing        operators, gradients and outputs added to a graph
+    fusion         element-wise parts as regions that Inductor compiles; exact_fusion: to the bits of ATen
+    formats        a graph as text, as a drawing, as a folder
+    programs       a graph made runnable; memory_plan: with storage that is reused
+    loops          iterations as one operator with a gradient
+    executors      a module and its loss made runnable; jax and onnx: by XLA and by ONNX Runtime
+
+No folder imports one that imports it.
+"""
 
 from weft.graph.capture.capture import Step, capture
 from weft.graph.capture.define_by_run import Recording, record

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import comb
 
-__all__ = ["Action", "checkpoints_for", "draw_schedule", "first_checkpoints", "num_repeated", "schedule"]
+__all__ = ["Action", "checkpoints_for", "draw_schedule", "first_checkpoints", "schedule"]
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,6 @@ def schedule(num_steps: int, checkpoints: int) -> Iterator[Action]:
         yield Action("reverse", end, begin)
         if end == begin:
             kept.pop()
-
-
-def num_repeated(num_steps: int, checkpoints: int) -> int:
-    """The number of steps that backward takes again, beside each step's own gradient."""
-    return sum(action.step - action.begin for action in schedule(num_steps, checkpoints))
 
 
 def draw_schedule(num_steps: int, checkpoints: int) -> str:
