@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.graph.onnx import IMPORTS, from_onnx
-from weft.graph.onnx.import_operator import Definition
+from weft.graph.onnx.import_operator import ImportedOperator
 from weft.graph.onnx.tensor_types import tensor_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the cases' own arithmetic warns
@@ -94,7 +94,7 @@ def is_of_table(case: Any) -> bool:
 
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(IMPORTS, "Tanh", Definition(lambda _attributes, x: x))
+    monkeypatch.setitem(IMPORTS, "Tanh", ImportedOperator(lambda _attributes, x: x))
     yield
 
 

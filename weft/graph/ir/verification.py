@@ -17,7 +17,7 @@ from weft.torch_private import schema_of
 
 __all__ = ["RULES", "check_graph", "check_pass", "check_shapes"]
 
-Rule = Callable[[Graph], Iterator[str]]
+GraphRule = Callable[[Graph], Iterator[str]]
 
 _START, _WAIT = "weft.all_reduce.default", "weft.wait.default"
 _LITERALS = (bool, int, float, complex, str, Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -200,7 +200,7 @@ def _sizes(graph: Graph) -> Iterator[str]:
             yield f"a condition is on a size that no argument has ({condition})"
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[GraphRule, ...] = (
     _known_kinds,
     _order,
     _arguments,

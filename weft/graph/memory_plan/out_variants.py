@@ -13,15 +13,15 @@ from torch import Tensor, fx
 
 from weft.torch_private import has_own_kernel, schema_of
 
-__all__ = ["Call", "is_pointwise", "written_into"]
+__all__ = ["OperatorCall", "is_pointwise", "written_into"]
 
 aten = torch.ops.aten
 
-Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+OperatorCall = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """An operator and what it is called with."""
 
 
-def written_into(node: fx.Node) -> Call | None:
+def written_into(node: fx.Node) -> OperatorCall | None:
     """The call that writes a node's value into memory, for which the node itself stands among the arguments."""
     special = _SPECIAL.get(node.target)
     if special is not None:
@@ -41,8 +41,8 @@ def is_pointwise(node: fx.Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ()) or node.target in _COPIES
 
 
-def _copied_from(place: int) -> Callable[[fx.Node], Call | None]:
-    def copied(node: fx.Node) -> Call | None:
+def _copied_from(place: int) -> Callable[[fx.Node], OperatorCall | None]:
+    def copied(node: fx.Node) -> OperatorCall | None:
         source = node.args[place]
         assert isinstance(source, fx.Node)
         is_here = source.meta["val"].device == node.meta["val"].device
@@ -51,20 +51,20 @@ def _copied_from(place: int) -> Callable[[fx.Node], Call | None]:
     return copied
 
 
-def _filled_with(value: float) -> Callable[[fx.Node], Call | None]:
+def _filled_with(value: float) -> Callable[[fx.Node], OperatorCall | None]:
     return lambda node: (aten.fill_.Scalar, (node, value), {})
 
 
-def _filled(node: fx.Node) -> Call | None:
+def _filled(node: fx.Node) -> OperatorCall | None:
     return (aten.fill_.Scalar, (node, node.args[1]), {}) if len(node.args) > 1 else None
 
 
-def _rectified(node: fx.Node) -> Call | None:
+def _rectified(node: fx.Node) -> OperatorCall | None:
     return aten.clamp_min.out, (node.args[0], 0), {"out": node}
 
 
 _COPIES = (aten.clone.default, aten._to_copy.default)
-_SPECIAL: Mapping[Any, Callable[[fx.Node], Call | None]] = {
+_SPECIAL: Mapping[Any, Callable[[fx.Node], OperatorCall | None]] = {
     aten.clone.default: _copied_from(0),
     aten._to_copy.default: _copied_from(0),
     aten.copy.default: _copied_from(1),

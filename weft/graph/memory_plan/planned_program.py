@@ -27,7 +27,7 @@ from weft.torch_private import bare, below_autograd, use_no_autograd
 
 __all__ = ["PlannedProgram", "fused_program"]
 
-Step = Callable[[Sequence[Tensor], Sink], list[Any]]
+BoundStep = Callable[[Sequence[Tensor], Sink], list[Any]]
 Compile = Callable[[Region, Mapping[int, int]], Callable[[list[Tensor]], Sequence[Tensor]]]
 
 _PLAIN = Signature()
@@ -74,7 +74,7 @@ class PlannedProgram(AbstractProgram):
         self._compile = compile
         self._bind = _load(self.source, self.file, graph, compile)
         self._bound: tuple[Tensor, ...] = (self._arena.memory[:0],)  # to nothing yet
-        self._step: Step | None = None
+        self._step: BoundStep | None = None
 
     def step(self, inputs: Sequence[Tensor], sink: Sink) -> list[Any]:
         step = self._bound_to(inputs)
@@ -87,7 +87,7 @@ class PlannedProgram(AbstractProgram):
         region = region_of(node.target)
         return call_of(node)(*args, **kwargs) if region is None else self._compile(region, {})(list(args[0]))
 
-    def _bound_to(self, inputs: Sequence[Tensor]) -> Step:
+    def _bound_to(self, inputs: Sequence[Tensor]) -> BoundStep:
         kept = (self._arena.memory, *self._kept(inputs))
         if self._step is None or not all(map(operator.is_, kept, self._bound)):
             _check_apart(inputs, self._written)
@@ -120,7 +120,7 @@ def _picker(places: Sequence[int]) -> Callable[[Sequence[Tensor]], tuple[Tensor,
     return lambda inputs: tuple(inputs[place] for place in places)
 
 
-def _load(source: str, file: Path, graph: Graph, compile_region: Compile) -> Callable[..., Step]:
+def _load(source: str, file: Path, graph: Graph, compile_region: Compile) -> Callable[..., BoundStep]:
     """Run the text just generated, never what the file has become since."""
     regions = regions_of(graph)
 
@@ -130,7 +130,7 @@ def _load(source: str, file: Path, graph: Graph, compile_region: Compile) -> Cal
     names: dict[str, Any] = {"own": own, "copy": torch.clone, "is_finite": _is_finite, "compiled": compiled}
     names |= {"bare": bare, "below_autograd": below_autograd}
     exec(compile(source, str(file), "exec"), names)
-    bind: Callable[..., Step] = names["bind"]
+    bind: Callable[..., BoundStep] = names["bind"]
     return bind
 
 

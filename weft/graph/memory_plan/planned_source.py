@@ -19,7 +19,7 @@ from weft.graph.ir.side_effects import FUNCTIONAL_NORM, IN_PLACE_NORM
 from weft.graph.ir.source_text import HEADER, argument_text, line_of_node, name_of, variable_names
 from weft.graph.memory_plan.aliasing import is_alias, owners_of, owns_its_outputs
 from weft.graph.memory_plan.direct_calls import direct_call
-from weft.graph.memory_plan.out_variants import Call, written_into
+from weft.graph.memory_plan.out_variants import OperatorCall, written_into
 from weft.graph.memory_plan.signature import BoundSignature
 from weft.graph.memory_plan.storage_plan import StoragePlan
 
@@ -120,7 +120,7 @@ class _Writer:
             if "_" in self._targets(node).strip("[]").split(", "):
                 self.each.append("del _")
 
-    def _plain_call(self, node: fx.Node) -> Call:
+    def _plain_call(self, node: fx.Node) -> OperatorCall:
         """The call as captured; batch norm is told to write over its statistics where the plan says so."""
         statistics = [output for output in outputs_of(node) if self._storage.is_written(output)]
         if node.target is FUNCTIONAL_NORM and len(statistics) == 2:
@@ -155,11 +155,11 @@ class _Writer:
         left = f"[{', '.join(fresh)}] = " if fresh else ""
         self.each.append(f"{left}{alias}([{', '.join(given)}])")
 
-    def _text(self, node: fx.Node, call: Call) -> str:
+    def _text(self, node: fx.Node, call: OperatorCall) -> str:
         _, args, kwargs = call
         return f"{self._function(node, call)}({argument_text(args, kwargs, self.name)})"
 
-    def _function(self, node: fx.Node, call: Call) -> str:
+    def _function(self, node: fx.Node, call: OperatorCall) -> str:
         target, args, kwargs = call
         alias = name_of(target).replace(".", "_")
         if str(target) in MINDS_GRAD_MODE and node.meta.get("in_grad_mode", False):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.graph.onnx.import_operator import Attributes, Definition, plain
+from weft.graph.onnx.import_operator import Attributes, ImportedOperator, plain
 from weft.graph.onnx.tensor_types import torch_type
 
 __all__ = ["TABLE"]
@@ -68,7 +68,7 @@ def _mean(*inputs: Tensor) -> Tensor:
     return reduce(torch.add, inputs) / len(inputs)
 
 
-def _over(function: Callable[..., Tensor]) -> Definition:
+def _over(function: Callable[..., Tensor]) -> ImportedOperator:
     """An operator that takes any number of inputs."""
     return plain(lambda *inputs: reduce(function, inputs))
 
@@ -127,22 +127,22 @@ _PLAIN: Mapping[str, Callable[..., Tensor]] = {
     "Xor": torch.logical_xor,
 }
 
-TABLE: Mapping[str, Definition] = {
+TABLE: Mapping[str, ImportedOperator] = {
     **{name: plain(function) for name, function in _PLAIN.items()},
-    "Cast": Definition(_cast),
+    "Cast": ImportedOperator(_cast),
     "CastLike": plain(lambda x, like: x.to(like.dtype)),
-    "Celu": Definition(lambda attributes, x: F.celu(x, attributes.get("alpha", 1.0))),
-    "Clip": Definition(_clip),
-    "Elu": Definition(lambda attributes, x: F.elu(x, attributes.get("alpha", 1.0))),
-    "Gelu": Definition(lambda attributes, x: F.gelu(x, approximate=attributes.get("approximate", "none"))),
-    "HardSigmoid": Definition(_hard_sigmoid),
-    "LeakyRelu": Definition(lambda attributes, x: F.leaky_relu(x, attributes.get("alpha", 0.01))),
+    "Celu": ImportedOperator(lambda attributes, x: F.celu(x, attributes.get("alpha", 1.0))),
+    "Clip": ImportedOperator(_clip),
+    "Elu": ImportedOperator(lambda attributes, x: F.elu(x, attributes.get("alpha", 1.0))),
+    "Gelu": ImportedOperator(lambda attributes, x: F.gelu(x, approximate=attributes.get("approximate", "none"))),
+    "HardSigmoid": ImportedOperator(_hard_sigmoid),
+    "LeakyRelu": ImportedOperator(lambda attributes, x: F.leaky_relu(x, attributes.get("alpha", 0.01))),
     "Max": _over(torch.maximum),
     "Mean": plain(_mean),
     "Min": _over(torch.minimum),
-    "Mod": Definition(_mod),
-    "Selu": Definition(_selu),
-    "Shrink": Definition(_shrink),
+    "Mod": ImportedOperator(_mod),
+    "Selu": ImportedOperator(_selu),
+    "Shrink": ImportedOperator(_shrink),
     "Sum": _over(torch.add),
-    "ThresholdedRelu": Definition(_thresholded_relu),
+    "ThresholdedRelu": ImportedOperator(_thresholded_relu),
 }

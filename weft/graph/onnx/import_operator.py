@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Attributes", "Definition", "plain"]
+__all__ = ["Attributes", "ImportedOperator", "plain"]
 
 Attributes = Mapping[str, Any]
 Function = Callable[..., Tensor | Sequence[Tensor | None]]
 
 
 @dataclass(frozen=True)
-class Definition:
+class ImportedOperator:
     """`function(attributes, *inputs)`. Inputs that are left out are None; those at the end may be missing.
 
     Args:
@@ -24,6 +24,6 @@ class Definition:
     static: frozenset[int] = frozenset()
 
 
-def plain(function: Callable[..., Tensor]) -> Definition:
+def plain(function: Callable[..., Tensor]) -> ImportedOperator:
     """An operator without attributes."""
-    return Definition(lambda _attributes, *inputs: function(*inputs))
+    return ImportedOperator(lambda _attributes, *inputs: function(*inputs))

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.errors import GraphError
-from weft.graph.onnx.import_operator import Attributes, Definition, plain
+from weft.graph.onnx.import_operator import Attributes, ImportedOperator, plain
 
 __all__ = ["TABLE"]
 
@@ -136,7 +136,7 @@ def _window_sums(x: Tensor, kernel: Sequence[int], strides: Sequence[int], dilat
     return sums.reshape(*x.shape[:2], *sums.shape[2:])
 
 
-def _global(reduce: Callable[..., Tensor]) -> Definition:
+def _global(reduce: Callable[..., Tensor]) -> ImportedOperator:
     return plain(lambda x: reduce(x, tuple(range(2, x.ndim)), keepdim=True))
 
 
@@ -209,17 +209,17 @@ def _dropout(
     return x.clone(), torch.ones_like(x, dtype=torch.bool)
 
 
-TABLE: Mapping[str, Definition] = {
-    "AveragePool": Definition(_avg_pool),
-    "Conv": Definition(_conv),
-    "ConvTranspose": Definition(_conv_transpose),
-    "Dropout": Definition(_dropout, frozenset({2})),
-    "Einsum": Definition(lambda attributes, *inputs: torch.einsum(attributes["equation"], *inputs)),
-    "Gemm": Definition(_gemm),
+TABLE: Mapping[str, ImportedOperator] = {
+    "AveragePool": ImportedOperator(_avg_pool),
+    "Conv": ImportedOperator(_conv),
+    "ConvTranspose": ImportedOperator(_conv_transpose),
+    "Dropout": ImportedOperator(_dropout, frozenset({2})),
+    "Einsum": ImportedOperator(lambda attributes, *inputs: torch.einsum(attributes["equation"], *inputs)),
+    "Gemm": ImportedOperator(_gemm),
     "GlobalAveragePool": _global(torch.mean),
     "GlobalMaxPool": _global(torch.amax),
-    "LSTM": Definition(_lstm, frozenset({4})),
+    "LSTM": ImportedOperator(_lstm, frozenset({4})),
     "MatMul": plain(torch.matmul),
-    "MaxPool": Definition(_max_pool),
-    "NegativeLogLikelihoodLoss": Definition(_nll),
+    "MaxPool": ImportedOperator(_max_pool),
+    "NegativeLogLikelihoodLoss": ImportedOperator(_nll),
 }

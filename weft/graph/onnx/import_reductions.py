@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from weft.errors import GraphError
-from weft.graph.onnx.import_operator import Attributes, Definition
+from weft.graph.onnx.import_operator import Attributes, ImportedOperator
 
 __all__ = ["TABLE"]
 
 Reduction = Callable[[Tensor, tuple[int, ...], bool], Tensor]
 
 
-def _reduction(reduce: Reduction) -> Definition:
+def _reduction(reduce: Reduction) -> ImportedOperator:
     """Axes are an input, or an attribute in old versions; none at all means all, or nothing if so wished."""
 
     def function(attributes: Attributes, x: Tensor, given: Sequence[int] | None = None) -> Tensor:
@@ -23,7 +23,7 @@ def _reduction(reduce: Reduction) -> Definition:
         dims = tuple(axes) or tuple(range(x.ndim))
         return reduce(x, dims, bool(attributes.get("keepdims", 1))) if dims else reduce(x.reshape(1), (0,), False)
 
-    return Definition(function, frozenset({1}))
+    return ImportedOperator(function, frozenset({1}))
 
 
 def _product(x: Tensor, dims: tuple[int, ...], keep: bool) -> Tensor:
@@ -46,7 +46,7 @@ def _sum(x: Tensor, dims: tuple[int, ...], keep: bool) -> Tensor:
     return x.sum(dims, keepdim=keep, dtype=x.dtype)
 
 
-def _place(place: Callable[..., Tensor]) -> Definition:
+def _place(place: Callable[..., Tensor]) -> ImportedOperator:
     def function(attributes: Attributes, x: Tensor) -> Tensor:
         axis = attributes.get("axis", 0)
         if not attributes.get("select_last_index", 0):
@@ -54,11 +54,11 @@ def _place(place: Callable[..., Tensor]) -> Definition:
         last = place(x.flip(axis), axis, keepdim=bool(attributes.get("keepdims", 1)))
         return x.shape[axis] - 1 - last
 
-    return Definition(function)
+    return ImportedOperator(function)
 
 
-def _softmax(function: Callable[..., Tensor]) -> Definition:
-    return Definition(lambda attributes, x: function(x, attributes.get("axis", -1)))
+def _softmax(function: Callable[..., Tensor]) -> ImportedOperator:
+    return ImportedOperator(lambda attributes, x: function(x, attributes.get("axis", -1)))
 
 
 def _cumsum(attributes: Attributes, x: Tensor, axis: Sequence[int]) -> Tensor:
@@ -108,16 +108,16 @@ def _top_k(attributes: Attributes, x: Tensor, count: Sequence[int]) -> tuple[Ten
     return values.narrow(axis, 0, count[0]), places.narrow(axis, 0, count[0])
 
 
-TABLE: Mapping[str, Definition] = {
+TABLE: Mapping[str, ImportedOperator] = {
     "ArgMax": _place(torch.argmax),
     "ArgMin": _place(torch.argmin),
-    "BatchNormalization": Definition(_batch_norm),
-    "CumSum": Definition(_cumsum, frozenset({1})),
-    "GroupNormalization": Definition(_group_norm),
-    "InstanceNormalization": Definition(_instance_norm),
-    "LayerNormalization": Definition(_layer_norm),
+    "BatchNormalization": ImportedOperator(_batch_norm),
+    "CumSum": ImportedOperator(_cumsum, frozenset({1})),
+    "GroupNormalization": ImportedOperator(_group_norm),
+    "InstanceNormalization": ImportedOperator(_instance_norm),
+    "LayerNormalization": ImportedOperator(_layer_norm),
     "LogSoftmax": _softmax(torch.log_softmax),
-    "RMSNormalization": Definition(_rms_norm),
+    "RMSNormalization": ImportedOperator(_rms_norm),
     "ReduceL1": _reduction(lambda x, dims, keep: _sum(x.abs(), dims, keep)),
     "ReduceL2": _reduction(lambda x, dims, keep: _sum(x.square(), dims, keep).sqrt()),
     "ReduceLogSum": _reduction(lambda x, dims, keep: _sum(x, dims, keep).log()),
@@ -129,5 +129,5 @@ TABLE: Mapping[str, Definition] = {
     "ReduceSum": _reduction(_sum),
     "ReduceSumSquare": _reduction(lambda x, dims, keep: _sum(x.square(), dims, keep)),
     "Softmax": _softmax(torch.softmax),
-    "TopK": Definition(_top_k, frozenset({1})),
+    "TopK": ImportedOperator(_top_k, frozenset({1})),
 }

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.graph.onnx.import_operator import Attributes, Definition, plain
+from weft.graph.onnx.import_operator import Attributes, ImportedOperator, plain
 from weft.graph.onnx.tensor_types import tensor_of
 
 __all__ = ["TABLE"]
@@ -193,29 +193,29 @@ def _static(*places: int) -> frozenset[int]:
     return frozenset(places)
 
 
-TABLE: Mapping[str, Definition] = {
-    "Concat": Definition(_concat),
-    "Constant": Definition(_constant),
-    "ConstantOfShape": Definition(_constant_of_shape, _static(0)),
-    "DepthToSpace": Definition(_depth_to_space),
-    "Expand": Definition(lambda _attributes, x, shape: _expand(x, shape), _static(1)),
-    "Flatten": Definition(_flatten),
-    "Gather": Definition(_gather),
-    "GatherElements": Definition(_gather_elements),
-    "GatherND": Definition(_gather_nd),
-    "OneHot": Definition(_one_hot, _static(1)),
-    "Pad": Definition(_pad, _static(1, 3)),
-    "Range": Definition(_range),
-    "Reshape": Definition(_reshape, _static(1)),
-    "ScatterElements": Definition(_scatter_elements),
-    "Shape": Definition(_shape),
+TABLE: Mapping[str, ImportedOperator] = {
+    "Concat": ImportedOperator(_concat),
+    "Constant": ImportedOperator(_constant),
+    "ConstantOfShape": ImportedOperator(_constant_of_shape, _static(0)),
+    "DepthToSpace": ImportedOperator(_depth_to_space),
+    "Expand": ImportedOperator(lambda _attributes, x, shape: _expand(x, shape), _static(1)),
+    "Flatten": ImportedOperator(_flatten),
+    "Gather": ImportedOperator(_gather),
+    "GatherElements": ImportedOperator(_gather_elements),
+    "GatherND": ImportedOperator(_gather_nd),
+    "OneHot": ImportedOperator(_one_hot, _static(1)),
+    "Pad": ImportedOperator(_pad, _static(1, 3)),
+    "Range": ImportedOperator(_range),
+    "Reshape": ImportedOperator(_reshape, _static(1)),
+    "ScatterElements": ImportedOperator(_scatter_elements),
+    "Shape": ImportedOperator(_shape),
     "Size": plain(lambda x: torch.tensor(x.numel(), dtype=torch.int64)),
-    "Slice": Definition(_slice, _static(1, 2, 3, 4)),
-    "SpaceToDepth": Definition(_space_to_depth),
-    "Split": Definition(_split, _static(1)),
-    "Squeeze": Definition(_squeeze, _static(1)),
-    "Tile": Definition(lambda _attributes, x, repeats: x.repeat(tuple(repeats)), _static(1)),
-    "Transpose": Definition(_transpose),
-    "Trilu": Definition(_trilu, _static(1)),
-    "Unsqueeze": Definition(_unsqueeze, _static(1)),
+    "Slice": ImportedOperator(_slice, _static(1, 2, 3, 4)),
+    "SpaceToDepth": ImportedOperator(_space_to_depth),
+    "Split": ImportedOperator(_split, _static(1)),
+    "Squeeze": ImportedOperator(_squeeze, _static(1)),
+    "Tile": ImportedOperator(lambda _attributes, x, repeats: x.repeat(tuple(repeats)), _static(1)),
+    "Transpose": ImportedOperator(_transpose),
+    "Trilu": ImportedOperator(_trilu, _static(1)),
+    "Unsqueeze": ImportedOperator(_unsqueeze, _static(1)),
 }

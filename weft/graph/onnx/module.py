@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from weft.errors import CorruptFileError, GraphError, nearest
 from weft.graph.onnx import import_elementwise, import_products, import_reductions, import_shapes
-from weft.graph.onnx.import_operator import Definition
+from weft.graph.onnx.import_operator import ImportedOperator
 from weft.graph.onnx.tensor_types import tensor_of
 
 __all__ = ["IMPORTS", "OnnxModule", "from_onnx", "load"]
 
-IMPORTS: Mapping[str, Definition] = {
+IMPORTS: Mapping[str, ImportedOperator] = {
     **import_elementwise.TABLE,
     **import_reductions.TABLE,
     **import_shapes.TABLE,

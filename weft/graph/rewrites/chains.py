@@ -16,7 +16,7 @@ from weft.graph.rewrites.price import price_of_node
 from weft.graph.rewrites.rule import NewCall, instantiate, replace_with
 from weft.torch_private import size_hints
 
-__all__ = ["Chain", "Parts", "Writer", "rewrite_chains", "size_of"]
+__all__ = ["Chain", "Parts", "Writer", "num_elements", "rewrite_chains"]
 
 Parts = Callable[[fx.Node], "list[tuple[Any, float]] | None"]
 """The operands of a call, each a node or a number, and their weights in it; None for what is no link of the chain."""
@@ -52,7 +52,7 @@ def rewrite_chains(nodes: fx.Graph, parts: Parts, write: Writer) -> int:
     return count
 
 
-def size_of(node: fx.Node) -> int:
+def num_elements(node: fx.Node) -> int:
     """Number of elements; of a symbolic shape, that which was captured."""
     return size_hints(node.meta["val"]).numel()
 

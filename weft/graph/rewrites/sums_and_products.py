@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from weft.graph.rewrites.chains import Chain, rewrite_chains, size_of
+from weft.graph.rewrites.chains import Chain, num_elements, rewrite_chains
 from weft.graph.rewrites.pattern import Call, Found, Var, add, arguments_of, mul, neg, only, sub
 from weft.graph.rewrites.rule import Replacement, Rule, pattern_rule
 
@@ -66,7 +66,7 @@ def _write_sum(chain: Chain) -> Iterator[tuple[Call, Found]]:
             coefficients[value] = coefficients.get(value, 0.0) + weight
         else:
             constant += value * weight
-    terms = sorted(((node, by) for node, by in coefficients.items() if by), key=lambda term: size_of(term[0]))
+    terms = sorted(((node, by) for node, by in coefficients.items() if by), key=lambda term: num_elements(term[0]))
     if not terms or not all(map(math.isfinite, (constant, *(by for _, by in terms)))):
         return
     plain = [term for term in terms if term[1] == 1.0]
@@ -108,7 +108,7 @@ def _write_product(chain: Chain) -> Iterator[tuple[Call, Found]]:
     if any(value == 0 for value, _ in numbers):
         return
     constant = math.prod(value**power for value, power in numbers)
-    nodes = sorted(((v, p) for v, p in chain.leaves if isinstance(v, fx.Node)), key=lambda leaf: size_of(leaf[0]))
+    nodes = sorted(((v, p) for v, p in chain.leaves if isinstance(v, fx.Node)), key=lambda leaf: num_elements(leaf[0]))
     if not math.isfinite(constant) or not any(power > 0 for _, power in nodes):
         return
     names = {f"v{i}": node for i, (node, _) in enumerate(nodes)}
