@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
-from weft.distributed.mailbox import AbstractMailbox, LocalPost, MailboxKind, open_mailbox
+from weft.distributed.mailbox import AbstractMailbox, LocalTransport, MailboxKind, open_mailbox
 from weft.distributed.mailbox.sockets import StoreDirectory, open_sockets
 from weft.distributed.secret import find_secret
 from weft.engines.meeting import open_notes
@@ -41,7 +41,7 @@ def join_post(
     """
     own = place.rank if address is None else address
     if place.starter == "nobody":
-        return LocalPost().open(own)
+        return LocalTransport().open(own)
     chosen: MailboxKind = ("shared_memory" if place.is_one_host else "tcp") if kind == "auto" else kind
     if chosen == "shared_memory" and not place.is_one_host:
         raise UsageError(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.distributed.mailbox import contract
 from weft.distributed.group import AbstractClock, AbstractWork, DoneWork
-from weft.distributed.mailbox import FOREVER, AbstractMailbox, AbstractReceive, AbstractWindow, Sources, Tags
+from weft.distributed.mailbox import FOREVER, AbstractMailbox, AbstractReceive, Sources, Tags
 from weft.errors import DeadlineError
 
 
@@ -51,12 +51,6 @@ class BrokenMailbox(AbstractMailbox):
 
     def follow_peers(self) -> None:
         self.inner.follow_peers()
-
-    def expose(self, name: str, tensor: Tensor) -> Tensor:
-        return self.inner.expose(name, tensor)
-
-    def window(self, peer: int, name: str, deadline: float = FOREVER) -> AbstractWindow:
-        return self.inner.window(peer, name, deadline)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         return self.inner.empty(shape, dtype)

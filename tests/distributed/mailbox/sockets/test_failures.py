@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-
-from weft.distributed.mailbox import LEFT, AbstractMailbox
 from weft.distributed.mailbox.reception import Reception
-from weft.distributed.mailbox.sockets import FolderDirectory, open_sockets
 from weft.distributed.mailbox.sockets.calling import call, connect, endpoint_of, listen_here
-from weft.distributed.mailbox.sockets.frames import Kind, pack_head
-from weft.distributed.mailbox.sockets.handshake import Hello
 from weft.distributed.mailbox.sockets.memory import SharedBodies
 from weft.distributed.mailbox.sockets.switchboard import READ, Settings, Switchboard
+
+from weft.distributed.mailbox import LEFT, AbstractMailbox
+from weft.distributed.mailbox.sockets import FolderDirectory, open_sockets
+from weft.distributed.mailbox.sockets.frames import Kind, pack_head
+from weft.distributed.mailbox.sockets.handshake import Hello
 from weft.errors import TrainingError
 
 SECRET = bytes(range(32))

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from weft.distributed.mailbox.reception import Reception
+from weft.distributed.mailbox.sockets.calling import call, connect, endpoint_of, listen_on
+from weft.distributed.mailbox.sockets.switchboard import Settings, Switchboard
 
 from weft.distributed.mailbox import AbstractMailbox
-from weft.distributed.mailbox.reception import Reception
 from weft.distributed.mailbox.sockets import FolderDirectory, Member, open_sockets
 from weft.distributed.mailbox.sockets import switchboard as switchboard_module
-from weft.distributed.mailbox.sockets.calling import call, connect, endpoint_of, listen_on
 from weft.distributed.mailbox.sockets.handshake import Hello
-from weft.distributed.mailbox.sockets.switchboard import Settings, Switchboard
 from weft.errors import StorageError
 
 SECRET = bytes(range(32))

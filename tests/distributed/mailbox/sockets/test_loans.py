@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
-
-from weft.distributed.mailbox import Message
 from weft.distributed.mailbox.reception import Reception
-from weft.distributed.mailbox.sockets.handshake import Keys
 from weft.distributed.mailbox.sockets.link import Link, LinkEndedError, Session
 from weft.distributed.mailbox.sockets.memory import SharedBodies
+
+from weft.distributed.mailbox import Message
+from weft.distributed.mailbox.sockets.handshake import Keys
 from weft.errors import DeadlineError, PeerLostError, UsageError
 
 SIZE = 20_000

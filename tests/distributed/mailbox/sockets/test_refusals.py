@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from weft.distributed.mailbox.reception import Reception
+from weft.distributed.mailbox.sockets.calling import call, connect, find_host, listen_on
+from weft.distributed.mailbox.sockets.link import Link, Session
 
 from tests.distributed.mailbox import contract
 from tests.distributed.mailbox.peers import run_sockets
 from weft.distributed.mailbox import LEFT, AbstractMailbox
-from weft.distributed.mailbox.reception import Reception
 from weft.distributed.mailbox.sockets import FolderDirectory, Member, open_sockets, opening
 from weft.distributed.mailbox.sockets import link as link_module
 from weft.distributed.mailbox.sockets import switchboard as switchboard_module
-from weft.distributed.mailbox.sockets.calling import call, connect, find_host, listen_on
 from weft.distributed.mailbox.sockets.frames import (
     BODY_MAC_BYTES,
     HEAD_BYTES,
@@ -35,7 +36,6 @@ from weft.distributed.mailbox.sockets.handshake import (
     make_mark,
     make_proof,
 )
-from weft.distributed.mailbox.sockets.link import Link, Session
 from weft.errors import DeadlineError, PeerLostError, UsageError
 
 SECRET = bytes(range(32))

@@ -1,131 +1,125 @@
-"""A mailbox over sockets: TCP between hosts or processes, or shared memory between the processes of one host."""
+"""Mailboxes over sockets: TCP between hosts or processes, or shared memory between the processes of one host."""
 
 import threading
-import time
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, final
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Literal, final
 
 import torch
 from torch import Tensor
 
-from weft.distributed.group.clock import AbstractClock
-from weft.distributed.group.group import AbstractWork, DoneWork
-from weft.distributed.mailbox.lost import LostWork
-from weft.distributed.mailbox.mailbox import FOREVER, AbstractMailbox, AbstractReceive, Message, Sources, Tags
-from weft.distributed.mailbox.payload import check_tag, decode_header, encode_header, prepare_tensors
-from weft.distributed.mailbox.reception import Reception, explain_gone
-from weft.distributed.mailbox.sockets.memory import SharedBodies
-from weft.distributed.mailbox.sockets.switchboard import Switchboard
-from weft.distributed.mailbox.sockets.windows import SharedWindows
-from weft.distributed.mailbox.window import AbstractWindow
-from weft.errors import DeadlineError, UsageError
+from weft.distributed.group.group import AbstractWork
+from weft.distributed.group.shared_memory.rendezvous import Invitation
+from weft.distributed.mailbox.endpoint import AbstractEndpoint
+from weft.distributed.mailbox.mailbox import AbstractMailbox
+from weft.distributed.mailbox.monitor import ThreadMonitor
+from weft.distributed.mailbox.receiver import Receiver
+from weft.distributed.mailbox.roster import Roster, lost_peer
+from weft.distributed.mailbox.send_work import lost_send
+from weft.distributed.mailbox.sockets.connections import ConnectionSettings
+from weft.distributed.mailbox.sockets.connector import find_earlier
+from weft.distributed.mailbox.sockets.directory import AbstractDirectory, Member
+from weft.distributed.mailbox.sockets.endpoints import endpoint_of, find_host, is_loopback, listen_tcp, listen_unix
+from weft.distributed.mailbox.sockets.handshake import make_fingerprint
+from weft.distributed.mailbox.sockets.shared_bodies import SharedBodies
+from weft.distributed.mailbox.sockets.transport import SocketTransport
+from weft.errors import StorageError, UsageError
 
-__all__ = ["SocketMailbox"]
+__all__ = ["open_sockets"]
 
-POLL_SECONDS = 0.001
+MAX_MESSAGE_BYTES = 2**33
+
+
+def open_sockets(
+    kind: Literal["tcp", "shared_memory"],
+    directory: AbstractDirectory,
+    address: int,
+    *,
+    secret: bytes,
+    timeout: float = 30.0,
+    interface: str = "lo",
+    known: Collection[int] | None = None,
+    max_bytes: int = MAX_MESSAGE_BYTES,
+) -> AbstractMailbox:
+    """Open a mailbox for a new peer, or for one that comes back; returns when all who came before know of it.
+
+    One that does not answer in time, and has not ended, is tried again in the background.
+
+    Args:
+        secret: of the run; it is used and never sent.
+        timeout: seconds after which a silent peer counts as lost; a dead one is seen at once.
+        interface: the one to listen on, by name or address. Beyond loopback, bodies are signed as well as heads.
+        known: the addresses that peers may have; None for any.
+        max_bytes: the largest message that is taken.
+    """
+    if address < 0 or (known is not None and address not in known):
+        raise UsageError(f"address is not one of the run's (address: {address}); give a rank of the run")
+    is_tcp = kind == "tcp"
+    listener = listen_tcp(find_host(interface)) if is_tcp else listen_unix()
+    bodies = None if is_tcp else SharedBodies(lambda number: _invitation(directory.read(number)))
+    shared_memory = "" if bodies is None else str(bodies.invitation)
+    try:
+        number = directory.join(Member(address, endpoint_of(listener), shared_memory, make_fingerprint(secret)))
+    except BaseException:
+        listener.close()
+        if bodies is not None:
+            bodies.close()
+        raise
+
+    def leave() -> None:
+        if bodies is not None:
+            bodies.close()
+        with suppress(OSError, StorageError):  # the folder may be gone
+            directory.leave(number)
+
+    signs_bodies = is_tcp and not is_loopback(listener.getsockname()[0])
+    settings = ConnectionSettings(secret, timeout, max_bytes, signs_bodies, known)
+    receiver = Receiver(address, number, monitor=ThreadMonitor(), roster=Roster())
+    transport = SocketTransport(listener, receiver, settings, bodies)
+    mailbox = _SocketMailbox(receiver, transport, bodies, leave)
+    transport.start()  # whoever comes after need not wait until all who came before have answered
+    try:
+        transport.connect_all(find_earlier(directory, address, number))
+    except BaseException:
+        mailbox.close()
+        raise
+    return mailbox
+
+
+def _invitation(member: Member | None) -> Invitation | None:
+    return Invitation.parse(member.shared_memory) if member is not None and member.shared_memory else None
 
 
 @final
-class SocketMailbox(AbstractMailbox):
-    """One peer; made by `open_sockets`. `give_back` is called once, at the end."""
+class _SocketMailbox(AbstractEndpoint):
+    """One peer. `leave` is called once, at the end."""
 
     def __init__(
-        self,
-        reception: Reception,
-        switchboard: Switchboard,
-        windows: SharedWindows | None,
-        bodies: SharedBodies | None,
-        *,
-        give_back: Callable[[], None],
+        self, receiver: Receiver, transport: SocketTransport, bodies: SharedBodies | None, leave: Callable[[], None]
     ) -> None:
-        self._reception = reception
-        self._switchboard = switchboard
-        self._windows = windows
+        super().__init__(receiver)
+        self._transport = transport
         self._bodies = bodies
         self._closing = threading.Lock()
-        self._shut = weakref.finalize(self, _shut, reception, switchboard, give_back)  # also when the interpreter ends
+        self._close = weakref.finalize(self, _close, receiver, transport, leave)  # also when the interpreter ends
 
-    @property
-    def address(self) -> int:
-        return self._reception.address
-
-    @property
-    def incarnation(self) -> int:
-        return self._reception.incarnation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._reception.clock
-
-    def start_send(
-        self, to: int, tag: str, header: Mapping[str, Any] | None = None, tensors: Sequence[Tensor] = ()
-    ) -> AbstractWork:
-        self._reception.check_open()
-        check_tag(tag)
-        encoded, dense = encode_header(header), prepare_tensors(tensors)
-        if to == self.address:
-            copies = tuple(tensor.clone() for tensor in dense)
-            self._reception.deliver(Message(to, tag, decode_header(encoded), copies, self.incarnation))
-            return DoneWork()
-        link = self._switchboard.find(to)
-        if link is None:
-            return LostWork(self._reception.find_loss(to) or explain_gone(to, "it has just left"))
-        return link.send_message(tag, encoded, dense)
-
-    def start_receive(
-        self, tag: Tags = None, source: Sources = None, *, into: Sequence[Tensor] | None = None
-    ) -> AbstractReceive:
-        return self._reception.start_receive(tag, source, into)
-
-    def wait_any(self, receives: Sequence[AbstractReceive], deadline: float = FOREVER) -> int:
-        return self._reception.wait_any(receives, deadline)
-
-    def peers(self) -> dict[int, int]:
-        return self._reception.peers()
-
-    def await_peers(self, addresses: Collection[int], deadline: float = FOREVER) -> None:
-        self._reception.await_peers(addresses, deadline)
-
-    def follow_peers(self) -> None:
-        self._reception.follow_peers()
-
-    def expose(self, name: str, tensor: Tensor) -> Tensor:
-        self._reception.check_open()
-        (dense,) = prepare_tensors([tensor])
-        return self._need_windows().expose(self.incarnation, name, dense)
-
-    def window(self, peer: int, name: str, deadline: float = FOREVER) -> AbstractWindow:
-        windows = self._need_windows()
-        while True:
-            self._reception.check_open()
-            incarnation = self.incarnation if peer == self.address else self.peers().get(peer)
-            window = None if incarnation is None else windows.find(incarnation, name)
-            if window is not None:
-                return window
-            if self._reception.has_gone(peer):
-                raise self._reception.find_loss(peer) or explain_gone(peer, "it has just left")
-            if self.clock.now() >= deadline:
-                raise DeadlineError(f"window was not exposed in time (peer: {peer}, name: {name}); wait", (peer,))
-            time.sleep(POLL_SECONDS)
+    def _transmit(self, to: int, tag: str, header: bytes, tensors: tuple[Tensor, ...]) -> AbstractWork:
+        connection = self._transport.find(to)
+        if connection is not None:
+            return connection.send_message(tag, header, tensors)
+        roster = self._receiver.roster
+        return lost_send(lost_peer(to, "it has just left") if to in roster.present else roster.explain_absence(to))
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype) if self._bodies is None else self._bodies.empty(shape, dtype)
 
-    def refusals(self) -> dict[str, int]:
-        return self._reception.refusals()
-
     def close(self) -> None:
         with self._closing:  # whoever closes it too returns when it is closed
-            self._shut()
-
-    def _need_windows(self) -> SharedWindows:
-        if self._windows is None:
-            raise UsageError("TCP has no windows; send messages, or open a mailbox of kind shared_memory")
-        return self._windows
+            self._close()
 
 
-def _shut(reception: Reception, switchboard: Switchboard, give_back: Callable[[], None]) -> None:
-    reception.close()
-    switchboard.close()
-    give_back()
+def _close(receiver: Receiver, transport: SocketTransport, leave: Callable[[], None]) -> None:
+    receiver.close()
+    transport.close()
+    leave()

@@ -9,14 +9,14 @@ from torch import Tensor
 from weft.distributed.group.group import AbstractWork
 from weft.errors import PeerLostError
 
-__all__ = ["SendWork"]
+__all__ = ["SendWork", "lost_send"]
 
 
 @final
 class SendWork(AbstractWork):
     """Holds its tensors until they may be changed again."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
         self._tensors: Sequence[Tensor] | None = tensors
         self._ended = threading.Event()
         self._error: PeerLostError | None = None
@@ -32,3 +32,10 @@ class SendWork(AbstractWork):
 
     def is_done(self) -> bool:
         return self._ended.is_set()
+
+
+def lost_send(error: PeerLostError) -> SendWork:
+    """A send to a peer that is not there: ended, with this error."""
+    work = SendWork()
+    work.end(error)
+    return work
