@@ -5,9 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
-from weft.distributed.mailbox import AbstractMailbox, LocalTransport, MailboxKind, open_mailbox
-from weft.distributed.mailbox.sockets import StoreDirectory, open_sockets
-from weft.distributed.secret import find_secret
+from weft.distributed.mailbox import AbstractMailbox, LocalTransport, MailboxKind, StoreDirectory, open_mailbox
 from weft.engines.meeting import open_notes
 from weft.engines.place import Place
 from weft.errors import UsageError
@@ -52,7 +50,7 @@ def join_post(
         folder = Path(place.meeting)
         return open_mailbox(chosen, folder, own, timeout=timeout, interface=interface, known=known)
     directory = StoreDirectory(open_notes(place, timeout))
-    return open_sockets(chosen, directory, own, secret=find_secret(), timeout=timeout, interface=interface, known=known)
+    return open_mailbox(chosen, directory, own, timeout=timeout, interface=interface, known=known)
 
 
 def _need_interface() -> str:

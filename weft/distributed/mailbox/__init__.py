@@ -12,8 +12,8 @@ from weft.distributed.mailbox.mailbox import (
     Sources,
     Tags,
 )
-from weft.distributed.mailbox.opening import MailboxKind, open_mailbox
 from weft.distributed.mailbox.recording import MailTraffic, MessageCount, RecordingMailbox
+from weft.distributed.mailbox.sockets import MailboxKind, StoreDirectory, open_mailbox
 from weft.distributed.mailbox.virtual import VirtualMailbox
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "MessageCount",
     "RecordingMailbox",
     "Sources",
+    "StoreDirectory",
     "Tags",
     "VirtualMailbox",
     "open_mailbox",

@@ -1,12 +1,12 @@
 """The part of a mailbox that all kinds share: checks, messages to itself, and a receiver."""
 
+import threading
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from typing import final
 
 from torch import Tensor
 
-from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.group import AbstractWork, DoneWork
 from weft.distributed.mailbox.mailbox import (
     FOREVER,
@@ -20,8 +20,38 @@ from weft.distributed.mailbox.mailbox import (
 )
 from weft.distributed.mailbox.payload import check_tag, decode_header, encode_header, prepare_tensors
 from weft.distributed.mailbox.receiver import Receiver
+from weft.errors import PeerLostError
 
-__all__ = ["AbstractEndpoint"]
+__all__ = ["AbstractEndpoint", "SendWork", "lost_send"]
+
+
+@final
+class SendWork(AbstractWork):
+    """Holds its tensors until they may be changed again."""
+
+    def __init__(self, tensors: Sequence[Tensor] = ()) -> None:
+        self._tensors: Sequence[Tensor] | None = tensors
+        self._ended = threading.Event()
+        self._error: PeerLostError | None = None
+
+    def end(self, error: PeerLostError | None = None) -> None:
+        self._error, self._tensors = error, None
+        self._ended.set()
+
+    def wait(self) -> None:
+        self._ended.wait()
+        if self._error is not None:
+            raise PeerLostError(str(self._error), self._error.peer)
+
+    def is_done(self) -> bool:
+        return self._ended.is_set()
+
+
+def lost_send(error: PeerLostError) -> SendWork:
+    """A send to a peer that is not there: ended, with this error."""
+    work = SendWork()
+    work.end(error)
+    return work
 
 
 class AbstractEndpoint(AbstractMailbox):
@@ -29,6 +59,7 @@ class AbstractEndpoint(AbstractMailbox):
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
+        self.address, self.incarnation, self.clock = receiver.address, receiver.incarnation, receiver.clock
 
     @abstractmethod
     def _transmit(self, to: int, tag: str, header: bytes, tensors: tuple[Tensor, ...]) -> AbstractWork:
@@ -39,21 +70,6 @@ class AbstractEndpoint(AbstractMailbox):
         """A message of this peer that shares nothing with what it was made of."""
         copies = tuple(tensor.clone() for tensor in tensors)
         return Message(self.address, tag, decode_header(header), copies, self.incarnation)
-
-    @property
-    @final
-    def address(self) -> int:
-        return self._receiver.address
-
-    @property
-    @final
-    def incarnation(self) -> int:
-        return self._receiver.incarnation
-
-    @property
-    @final
-    def clock(self) -> AbstractClock:
-        return self._receiver.clock
 
     @final
     def start_send(self, to: int, tag: str, header: Header = None, tensors: Sequence[Tensor] = ()) -> AbstractWork:
@@ -68,10 +84,6 @@ class AbstractEndpoint(AbstractMailbox):
     @final
     def start_receive(self, tag: Tags = None, source: Sources = None, *, into: Into = None) -> AbstractReceive:
         return self._receiver.start_receive(tag, source, into)
-
-    @final
-    def wait_any(self, receives: Sequence[AbstractReceive], deadline: float = FOREVER) -> int:
-        return self._receiver.wait_any(receives, deadline)
 
     @final
     def peers(self) -> dict[int, int]:

@@ -6,16 +6,22 @@
 A new request takes the first arrival that matches; an arrival goes to the first request that matches.
 """
 
+import socket
+import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import final
 
-from weft.distributed.mailbox.mailbox import JOINED, LEFT, Into, Message, Sources, Tags
-from weft.distributed.mailbox.payload import fill
-from weft.errors import UsageError
+import torch
+from torch import Tensor
 
-__all__ = ["Inbox", "ReceiveRequest"]
+from weft.distributed.mailbox.mailbox import JOINED, LEFT, Into, Message, Sources, Tags
+from weft.distributed.mailbox.payload import fill, view_bytes
+from weft.errors import UsageError
+from weft.specs import TensorSpec
+
+__all__ = ["Inbox", "ReceiveBuffer", "ReceiveRequest"]
 
 
 @final
@@ -39,6 +45,12 @@ class ReceiveRequest:
 
     def matches(self, source: int, tag: str) -> bool:
         return (self.sources is None or source in self.sources) and (self.tags is None or tag in self.tags)
+
+    def fits_in_place(self, specs: Sequence[TensorSpec]) -> bool:
+        """Whether a message of these tensors can be written straight into those given for it, byte by byte."""
+        if self.into is None or not all(tensor.is_contiguous() for tensor in self.into):
+            return False
+        return [TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in self.into] == list(specs)
 
     @property
     def is_lost(self) -> bool:
@@ -68,6 +80,55 @@ class ReceiveRequest:
         tags = "any tag" if self.tags is None else f"tag: {', '.join(sorted(self.tags))}"
         names = ", ".join(map(str, awaited)) or "anyone"
         return f"{tags}, waited for: {names}", awaited
+
+
+@final
+class ReceiveBuffer:
+    """Filled by the transport's thread. The caller may cancel the request, and so want its tensors back, before the
+    message is complete: `detach` moves what has come to new ones."""
+
+    def __init__(self, request: ReceiveRequest | None, specs: Sequence[TensorSpec]) -> None:
+        self.request = request
+        self._lock = threading.Lock()
+        into = request.into if request is not None else None
+        self._set_tensors(tuple(torch.empty(s.shape, dtype=s.dtype) for s in specs) if into is None else into)
+        self._index, self._offset = 0, 0  # of the next byte: which view, and where in it
+
+    @property
+    def is_full(self) -> bool:
+        return self._index == len(self._views)
+
+    def digest(self, digest: Callable[[Sequence[memoryview]], bytes]) -> bytes:
+        """The digest of what has come. `detach` waits for it: what the caller writes next is not the message's."""
+        with self._lock:
+            return digest(self._views)
+
+    def receive(self, connection: socket.socket) -> int:
+        """Read what a socket has; 0 at its end. Raises BlockingIOError where there is nothing now."""
+        with self._lock:
+            view = self._views[self._index]
+            count = connection.recv_into(view[self._offset :])
+            self._offset += count
+            if self._offset == view.nbytes:
+                self._index, self._offset = self._index + 1, 0
+            return count
+
+    def copy(self, source: Tensor) -> None:
+        """Take everything at once from a flat tensor of bytes."""
+        with self._lock:
+            for tensor in self.tensors:
+                tensor.detach().view(-1).view(torch.uint8).copy_(source[: tensor.nbytes])
+                source = source[tensor.nbytes :]
+            self._index = len(self._views)
+
+    def detach(self) -> None:
+        with self._lock:
+            self.request = None
+            self._set_tensors(tuple(tensor.clone() for tensor in self.tensors))
+
+    def _set_tensors(self, tensors: tuple[Tensor, ...]) -> None:
+        self.tensors = tensors
+        self._views = [view_bytes(tensor) for tensor in tensors if tensor.numel()]
 
 
 @final

@@ -7,12 +7,9 @@ import torch
 from torch import Tensor
 
 from weft.distributed.group.group import AbstractWork, DoneWork
-from weft.distributed.mailbox.endpoint import AbstractEndpoint
+from weft.distributed.mailbox.endpoint import AbstractEndpoint, lost_send
 from weft.distributed.mailbox.mailbox import AbstractMailbox, Message
-from weft.distributed.mailbox.monitor import ThreadMonitor
-from weft.distributed.mailbox.receiver import Receiver
-from weft.distributed.mailbox.roster import Roster
-from weft.distributed.mailbox.send_work import lost_send
+from weft.distributed.mailbox.receiver import Receiver, Roster, ThreadMonitor
 from weft.errors import UsageError
 
 __all__ = ["LocalTransport"]

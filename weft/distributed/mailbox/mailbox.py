@@ -100,19 +100,13 @@ class AbstractMailbox(ABC):
     - Nothing is unpickled. What is malformed, too large, forged or from a stranger is refused, and counted.
     """
 
-    @property
-    @abstractmethod
-    def address(self) -> int:
-        """Under which the others write to this one."""
+    address: int
+    """Under which the others write to this one."""
 
-    @property
-    @abstractmethod
-    def incarnation(self) -> int:
-        """Tells this life of the address from those before it."""
+    incarnation: int
+    """Tells this life of the address from those before it."""
 
-    @property
-    @abstractmethod
-    def clock(self) -> AbstractClock: ...
+    clock: AbstractClock
 
     @abstractmethod
     def start_send(self, to: int, tag: str, header: Header = None, tensors: Sequence[Tensor] = ()) -> AbstractWork:
@@ -126,10 +120,6 @@ class AbstractMailbox(ABC):
             into: where the message's tensors are to be written, without a copy on the way where the transport can;
                 number, shapes and types must be those of the message. Their contents are undefined until then.
         """
-
-    @abstractmethod
-    def wait_any(self, receives: Sequence[AbstractReceive], deadline: float = FOREVER) -> int:
-        """The index of the one whose message came first. Raises as `AbstractReceive.wait` does."""
 
     @abstractmethod
     def peers(self) -> dict[int, int]:

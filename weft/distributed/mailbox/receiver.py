@@ -4,21 +4,106 @@ transport:  deliver(...)  join(...)  leave(...)          caller:  receive.wait()
                      \\__________ one monitor ___________/
 """
 
+import threading
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import final
 
-from weft.distributed.group.clock import AbstractClock
-from weft.distributed.mailbox.inbox import Inbox, ReceiveRequest
+from weft.distributed.group.clock import AbstractClock, RealClock
+from weft.distributed.mailbox.inbox import Inbox, ReceiveBuffer, ReceiveRequest
 from weft.distributed.mailbox.mailbox import FOREVER, JOINED, LEFT, AbstractReceive, Into, Message, Sources, Tags
-from weft.distributed.mailbox.monitor import AbstractMonitor
-from weft.distributed.mailbox.receive_buffer import ReceiveBuffer, fits_in_place
-from weft.distributed.mailbox.roster import Departure, Roster, lost_peer
-from weft.errors import DeadlineError, TrainingError, UsageError
+from weft.errors import DeadlineError, PeerLostError, TrainingError, UsageError
 from weft.specs import TensorSpec
 
-__all__ = ["Receive", "Receiver"]
+__all__ = ["AbstractMonitor", "Awaited", "Departure", "Receiver", "Roster", "ThreadMonitor", "lost_peer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Why a peer has gone, and when its last message arrives at each other one, where messages take virtual time."""
+
+    reason: str
+    last_arrivals: Mapping[int, float] = field(default_factory=dict)
+
+
+@final
+class Roster:
+    """Who is there and who has gone, by address. Of one receiver, or of all at once where time is virtual."""
+
+    def __init__(self) -> None:
+        self.present: dict[int, int] = {}  # incarnation
+        self.latest: dict[int, int] = {}  # incarnation, also of those who have gone
+        self.gone: dict[int, Departure] = {}
+        self.num_joined = 0
+
+    def join(self, peer: int, incarnation: int) -> None:
+        self.present[peer] = self.latest[peer] = incarnation
+        self.gone.pop(peer, None)
+        self.num_joined += 1
+
+    def leave(self, peer: int, departure: Departure) -> None:
+        del self.present[peer]
+        self.gone[peer] = departure
+
+    def explain_absence(self, peer: int) -> PeerLostError:
+        """The error for a send to a peer that is not there."""
+        return lost_peer(peer, self.gone[peer].reason if peer in self.gone else None)
+
+
+def lost_peer(peer: int, reason: str | None) -> PeerLostError:
+    """The error for a peer that has gone for this reason, or, without one, has never been there."""
+    if reason is None:
+        return PeerLostError(f"peer has not joined (peer: {peer}); start it, or wait for it with await_peers", peer)
+    return PeerLostError(f"peer {peer} is lost (peer: {peer}, reason: {reason}); go on without it", peer)
+
+
+Awaited = ReceiveRequest | Collection[int]
+"""A request, or peers that are to join."""
+
+
+class AbstractMonitor(ABC):
+    """Guards the state of a receiver with a lock, and lets callers sleep until it changes."""
+
+    lock: AbstractContextManager[object]
+    clock: AbstractClock
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise where the caller's thread must end."""
+
+    @abstractmethod
+    def wait(self, is_over: Callable[[], bool], deadline: float, awaited: Awaited) -> None:
+        """Sleep until `is_over` or the deadline. The lock is held, and let go meanwhile.
+
+        Args:
+            awaited: wake up when this request is completed or lost, or when one of these peers joins.
+        """
+
+    @abstractmethod
+    def notify(self, requests: Collection[ReceiveRequest] = ()) -> None:
+        """Wake those who wait for one of these requests, or for something else that has changed."""
+
+
+@final
+class ThreadMonitor(AbstractMonitor):
+    """A condition variable: callers are threads, and time is real."""
+
+    def __init__(self) -> None:
+        self.lock = self._condition = threading.Condition()
+        self.clock = RealClock()
+
+    def check(self) -> None:
+        pass
+
+    def wait(self, is_over: Callable[[], bool], deadline: float, awaited: Awaited) -> None:
+        while not is_over() and (remaining := deadline - self.clock.now()) > 0:
+            self._condition.wait(min(remaining, threading.TIMEOUT_MAX))
+
+    def notify(self, requests: Collection[ReceiveRequest] = ()) -> None:
+        self._condition.notify_all()
 
 
 @final
@@ -28,22 +113,14 @@ class Receiver:
     def __init__(self, address: int, incarnation: int, *, monitor: AbstractMonitor, roster: Roster) -> None:
         self.address = address
         self.incarnation = incarnation
+        self.clock = monitor.clock
         self.roster = roster
+        self.follows = False  # whether the owner wants to be told who joins and leaves
         self._monitor = monitor
         self._inbox = Inbox()
         self._refused: Counter[str] = Counter()
-        self._follows = False
         self._is_closed = False
         self._failure: BaseException | None = None
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._monitor.clock
-
-    @property
-    def follows(self) -> bool:
-        """Whether the owner wants to be told who joins and leaves."""
-        return self._follows
 
     # Called by the transport.
 
@@ -56,7 +133,7 @@ class Receiver:
         where they fit."""
         with self._monitor.lock:
             request = self._inbox.match(source, tag)
-            if request is None or not fits_in_place(request, specs):
+            if request is None or not request.fits_in_place(specs):
                 return ReceiveBuffer(None, specs)
             buffer = ReceiveBuffer(request, specs)
             request.detach = buffer.detach
@@ -82,7 +159,7 @@ class Receiver:
     def join(self, peer: int, incarnation: int) -> None:
         with self._monitor.lock:
             self.roster.join(peer, incarnation)
-            if self._follows:
+            if self.follows:
                 self._inbox.deliver(Message(peer, JOINED, {}, incarnation=incarnation))
             self._monitor.notify()
 
@@ -97,7 +174,7 @@ class Receiver:
         """The news that a peer has gone, after all of its messages; it may have come back since."""
         with self._monitor.lock:
             completed = self._inbox.lose(peer, reason, returned_as)
-            if self._follows:
+            if self.follows:
                 completed += self._inbox.deliver(Message(peer, LEFT, {"reason": reason}, incarnation=incarnation))
             self._monitor.notify(completed)
 
@@ -137,9 +214,9 @@ class Receiver:
     def follow_peers(self) -> None:
         with self._monitor.lock:
             self.check_open()
-            for peer, incarnation in () if self._follows else self.peers().items():
+            for peer, incarnation in () if self.follows else self.peers().items():
                 self._inbox.deliver(Message(peer, JOINED, {}, incarnation=incarnation))
-            self._follows = True
+            self.follows = True
             self._monitor.notify()
 
     def await_peers(self, addresses: Collection[int], deadline: float) -> None:
@@ -151,7 +228,7 @@ class Receiver:
             def find_missing() -> list[int]:
                 return [peer for peer in absent if latest.get(peer) == before.get(peer)]
 
-            self._monitor.wait(lambda: self._is_closed or not find_missing(), deadline, peers=absent)
+            self._monitor.wait(lambda: self._is_closed or not find_missing(), deadline, absent)
             missing = find_missing()
             if missing:
                 self.check_open()
@@ -159,7 +236,7 @@ class Receiver:
                     f"peers did not join in time (missing: {missing}); start them, or wait longer", tuple(missing)
                 )
 
-    def start_receive(self, tag: Tags, source: Sources, into: Into) -> "Receive":
+    def start_receive(self, tag: Tags, source: Sources, into: Into) -> AbstractReceive:
         request = ReceiveRequest(tag, source, into)
         with self._monitor.lock:
             self.check_open()
@@ -169,61 +246,48 @@ class Receiver:
                     request.losses[peer] = gone[peer].reason
             request.num_joined = self.roster.num_joined
             self._inbox.add(request)
-        return Receive(self, request)
+        return _Receive(self, request)
 
     def cancel(self, request: ReceiveRequest) -> None:
         with self._monitor.lock:
             self._inbox.cancel(request)
             self._monitor.notify()
 
-    def wait_any(self, receives: Sequence[AbstractReceive], deadline: float) -> int:
-        requests = [_request_of(receive) for receive in receives]
-        if not requests:
-            raise UsageError("there is nothing to wait for (receives: 0); give at least one")
+    def wait(self, request: ReceiveRequest, deadline: float) -> None:
+        """Return when the request is completed; raises as `AbstractReceive.wait` does."""
         with self._monitor.lock:
-            self._monitor.wait(lambda: self._is_over(requests), deadline, requests)
-            done = [index for index, request in enumerate(requests) if request.message is not None]
-            if done:
-                return min(done, key=lambda index: requests[index].number)
+            self._monitor.wait(lambda: self._is_over(request), deadline, request)
+            if request.message is not None:
+                return
             self.check_open()
-            if all(request.is_lost for request in requests):
-                raise lost_peer(*min(requests[0].losses.items()))
-            texts, awaited = zip(*(request.describe(self.peers()) for request in requests), strict=True)
-            peers = tuple(sorted({peer for some in awaited for peer in some}))
-            raise DeadlineError(f"nothing came in time ({'; or '.join(texts)}); wait longer, or go on without", peers)
+            if request.is_lost:
+                raise lost_peer(*min(request.losses.items()))
+            text, awaited = request.describe(self.peers())
+            raise DeadlineError(f"nothing came in time ({text}); wait longer, or go on without", awaited)
 
     def is_done(self, request: ReceiveRequest) -> bool:
         self._monitor.check()
         with self._monitor.lock:
-            return self._is_over([request])
+            return self._is_over(request)
 
-    def _is_over(self, requests: Sequence[ReceiveRequest]) -> bool:
-        is_done = any(request.message is not None for request in requests)
-        return is_done or self._is_closed or all(request.is_lost for request in requests)
+    def _is_over(self, request: ReceiveRequest) -> bool:
+        return request.message is not None or self._is_closed or request.is_lost
 
 
 @final
-class Receive(AbstractReceive):
-    """A request, and the receiver that it waits at."""
-
+class _Receive(AbstractReceive):
     def __init__(self, receiver: Receiver, request: ReceiveRequest) -> None:
         self._receiver = receiver
-        self.request = request
+        self._request = request
 
     def wait(self, deadline: float = FOREVER) -> Message:
-        if not self.request.is_taken:
-            self._receiver.wait_any([self], deadline)
-        return self.request.take()
+        if not self._request.is_taken:
+            self._receiver.wait(self._request, deadline)
+        return self._request.take()
 
     def is_done(self) -> bool:
-        return self.request.is_taken or self._receiver.is_done(self.request)
+        return self._request.is_taken or self._receiver.is_done(self._request)
 
     def cancel(self) -> None:
-        if not self.request.is_taken:
-            self._receiver.cancel(self.request)
-
-
-def _request_of(receive: AbstractReceive) -> ReceiveRequest:
-    if not isinstance(receive, Receive):
-        raise UsageError(f"receive is of another kind of mailbox ({type(receive).__name__}); use start_receive of this")
-    return receive.request
+        if not self._request.is_taken:
+            self._receiver.cancel(self._request)

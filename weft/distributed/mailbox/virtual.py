@@ -1,6 +1,6 @@
 """Mailboxes of the virtual cluster: messages over modelled links, in virtual time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from functools import partial
 from typing import final
@@ -13,12 +13,10 @@ from weft.distributed.group.faulty import FaultyGroup
 from weft.distributed.group.group import AbstractGroup, AbstractWork
 from weft.distributed.group.recording import RecordingGroup
 from weft.distributed.group.virtual import AbstractGuest, AbstractWait, PostOffice, Span, VirtualGroup
-from weft.distributed.mailbox.endpoint import AbstractEndpoint
+from weft.distributed.mailbox.endpoint import AbstractEndpoint, lost_send
+from weft.distributed.mailbox.inbox import ReceiveRequest
 from weft.distributed.mailbox.mailbox import FOREVER, JOINED, Message
-from weft.distributed.mailbox.monitor import AbstractMonitor, Peers, Requests
-from weft.distributed.mailbox.receiver import Receiver
-from weft.distributed.mailbox.roster import Departure, Roster
-from weft.distributed.mailbox.send_work import lost_send
+from weft.distributed.mailbox.receiver import AbstractMonitor, Awaited, Departure, Receiver, Roster
 from weft.errors import UsageError
 
 __all__ = ["VirtualMailbox"]
@@ -146,11 +144,11 @@ class _VirtualTransport(AbstractGuest):
 
 @final
 class _MailboxWait(AbstractWait):
-    """A rank that waits for one of these requests, or for these peers."""
+    """A rank that waits for a message or for peers."""
 
-    def __init__(self, requests: Requests, peers: Peers) -> None:
-        self.requests = requests
-        self.peers = peers
+    def __init__(self, awaited: Awaited) -> None:
+        self.request = awaited if isinstance(awaited, ReceiveRequest) else None
+        self.peers = () if isinstance(awaited, ReceiveRequest) else awaited
 
     def awaited(self) -> list[int]:
         return []  # a mailbox's peers are lost when they die, never because they say nothing
@@ -159,8 +157,8 @@ class _MailboxWait(AbstractWait):
         return False  # the transport itself wakes those who wait for a peer that has gone
 
     def tell(self) -> str:
-        for request in self.requests:
-            return f"waits for a message ({request.describe(())[0]})"
+        if self.request is not None:
+            return f"waits for a message ({self.request.describe(())[0]})"
         return f"waits for peer {', '.join(map(str, sorted(self.peers)))} to join"
 
 
@@ -178,20 +176,17 @@ class _VirtualMonitor(AbstractMonitor):
     def check(self) -> None:
         self._scheduler.check()
 
-    def wait(self, is_over: Callable[[], bool], deadline: float, requests: Requests = (), peers: Peers = ()) -> bool:
+    def wait(self, is_over: Callable[[], bool], deadline: float, awaited: Awaited) -> None:
         self._scheduler.check()
-        wait = _MailboxWait(requests, peers)
+        wait = _MailboxWait(awaited)
         if FOREVER > deadline > self._scheduler.now and not is_over():
             self._scheduler.at(deadline, self._rank, partial(self._expire, wait))
-        while not is_over():
-            if self._scheduler.now >= deadline:
-                return False
+        while not is_over() and self._scheduler.now < deadline:
             self._office.park(self._rank, wait)
-        return True
 
-    def notify(self, requests: Requests = ()) -> None:
+    def notify(self, requests: Collection[ReceiveRequest] = ()) -> None:
         wait = self._office.waits.get(self._rank)
-        if isinstance(wait, _MailboxWait) and any(request in wait.requests for request in requests):
+        if isinstance(wait, _MailboxWait) and wait.request in requests:
             self._scheduler.resume(self._rank)
 
     def _expire(self, wait: _MailboxWait) -> None:

@@ -1,7 +1,7 @@
 """A mailbox around another one: everything is passed on, and a wrapper adds to sending, waiting and receiving."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import TypeVar, final
 
 import torch
@@ -20,7 +20,7 @@ class AbstractWrapper(AbstractMailbox):
 
     def __init__(self, inner: AbstractMailbox, *, clock: AbstractClock | None = None) -> None:
         self._inner = inner
-        self._clock = inner.clock if clock is None else clock
+        self.address, self.incarnation, self.clock = inner.address, inner.incarnation, clock or inner.clock
 
     @abstractmethod
     def wait_inside(self, wait: Callable[[float], Result], deadline: float) -> Result:
@@ -30,29 +30,9 @@ class AbstractWrapper(AbstractMailbox):
     def on_received(self, message: Message) -> None:
         """A message is handed out, for the first time."""
 
-    @property
-    @final
-    def address(self) -> int:
-        return self._inner.address
-
-    @property
-    @final
-    def incarnation(self) -> int:
-        return self._inner.incarnation
-
-    @property
-    @final
-    def clock(self) -> AbstractClock:
-        return self._clock
-
     @final
     def start_receive(self, tag: Tags = None, source: Sources = None, *, into: Into = None) -> AbstractReceive:
         return _WrappedReceive(self, self._inner.start_receive(tag, source, into=into))
-
-    @final
-    def wait_any(self, receives: Sequence[AbstractReceive], deadline: float = FOREVER) -> int:
-        inner = [receive.inner if isinstance(receive, _WrappedReceive) else receive for receive in receives]
-        return self.wait_inside(lambda until: self._inner.wait_any(inner, until), deadline)
 
     @final
     def peers(self) -> dict[int, int]:
@@ -82,19 +62,19 @@ class AbstractWrapper(AbstractMailbox):
 @final
 class _WrappedReceive(AbstractReceive):
     def __init__(self, mailbox: AbstractWrapper, inner: AbstractReceive) -> None:
-        self.inner = inner
+        self._inner = inner
         self._mailbox = mailbox
         self._is_received = False
 
     def wait(self, deadline: float = FOREVER) -> Message:
-        message = self._mailbox.wait_inside(self.inner.wait, deadline)
+        message = self._mailbox.wait_inside(self._inner.wait, deadline)
         if not self._is_received:
             self._is_received = True
             self._mailbox.on_received(message)
         return message
 
     def is_done(self) -> bool:
-        return self.inner.is_done()
+        return self._inner.is_done()
 
     def cancel(self) -> None:
-        self.inner.cancel()
+        self._inner.cancel()

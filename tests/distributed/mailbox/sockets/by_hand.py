@@ -3,9 +3,7 @@
 import asyncio
 import socket
 
-from weft.distributed.mailbox.monitor import ThreadMonitor
-from weft.distributed.mailbox.receiver import Receiver
-from weft.distributed.mailbox.roster import Roster
+from weft.distributed.mailbox.receiver import Receiver, Roster, ThreadMonitor
 from weft.distributed.mailbox.sockets import AbstractDirectory, endpoints, handshake
 from weft.distributed.mailbox.sockets.handshake import Hello, Session
 

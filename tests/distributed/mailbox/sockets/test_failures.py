@@ -10,7 +10,7 @@ import pytest
 
 from tests.distributed.mailbox.sockets.by_hand import SECRET, connect, make_receiver, shake_hands
 from weft.distributed.mailbox import LEFT, AbstractMailbox
-from weft.distributed.mailbox.sockets import FolderDirectory, Member, open_sockets
+from weft.distributed.mailbox.sockets import FolderDirectory, Member, open_mailbox
 from weft.distributed.mailbox.sockets.connections import Connections, ConnectionSettings
 from weft.distributed.mailbox.sockets.endpoints import endpoint_of, listen_unix
 from weft.distributed.mailbox.sockets.frames import Kind, pack_head
@@ -35,9 +35,9 @@ def check_still_serving(server: AbstractMailbox, peer: AbstractMailbox) -> None:
 def test_a_body_that_no_memory_is_left_for_ends_its_connection_only(tmp_path: Path) -> None:
     """Once, it ended the thread, and the mailbox without a word."""
     directory = FolderDirectory(tmp_path)
-    server = open_sockets("tcp", directory, 0, secret=SECRET, max_bytes=2**60)
+    server = open_mailbox("tcp", directory, 0, secret=SECRET, max_bytes=2**60)
     server.follow_peers()
-    bystander = open_sockets("tcp", directory, 2, secret=SECRET)
+    bystander = open_mailbox("tcp", directory, 2, secret=SECRET)
     with connect(directory) as connection:
         session = shake_hands(connection, Hello(1, 5, 0, 0, signs_bodies=False))
         assert session is not None
@@ -54,7 +54,7 @@ def test_a_body_that_no_memory_is_left_for_ends_its_connection_only(tmp_path: Pa
 
 def test_a_peer_whose_memory_cannot_be_opened_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = FolderDirectory(tmp_path)
-    server, bystander = (open_sockets("shared_memory", directory, address, secret=SECRET) for address in (0, 2))
+    server, bystander = (open_mailbox("shared_memory", directory, address, secret=SECRET) for address in (0, 2))
     with monkeypatch.context() as patch, connect(directory) as connection:
         patch.setattr(SharedBodies, "attach", raising(OSError(errno.EMFILE, "too many open files")))
         assert shake_hands(connection, Hello(1, 5, 0, 0, signs_bodies=False)) is None
@@ -65,7 +65,7 @@ def test_a_peer_whose_memory_cannot_be_opened_is_hung_up_on(tmp_path: Path, monk
 
 
 def test_who_waits_is_told_when_the_mailbox_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mailbox = open_sockets("tcp", FolderDirectory(tmp_path), 0, secret=SECRET, timeout=0.1)
+    mailbox = open_mailbox("tcp", FolderDirectory(tmp_path), 0, secret=SECRET, timeout=0.1)
     receive = mailbox.start_receive("never")
     monkeypatch.setattr(Connections, "check", raising(OSError("the disk is on fire")))
     with pytest.raises(TrainingError, match=r"mailbox has failed \(address: 0, cause: OSError: the disk is on fire\)"):
@@ -93,7 +93,7 @@ def test_a_call_that_there_is_no_descriptor_for_waits_without_work(tmp_path: Pat
     listener = Exhausted(socket.AF_UNIX, socket.SOCK_STREAM, 0, listen_unix().detach())
     directory.join(Member(0, endpoint_of(listener)))
     receiver = make_receiver(0, 0)
-    transport = SocketTransport(listener, receiver, ConnectionSettings(SECRET, 30.0, 10_000, signs_bodies=False))
+    transport = SocketTransport(listener, receiver, ConnectionSettings(SECRET, 30.0, 10_000, signs_bodies=False), None)
     transport.start()
     with connect(directory) as connection:
         assert shake_hands(connection, Hello(1, 5, 0, 0, signs_bodies=False)) is not None
@@ -104,7 +104,7 @@ def test_a_call_that_there_is_no_descriptor_for_waits_without_work(tmp_path: Pat
 def test_a_callback_that_raises_is_told_to_all_who_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The event loop itself would only log it."""
     directory = FolderDirectory(tmp_path)
-    mailbox = open_sockets("tcp", directory, 0, secret=SECRET)
+    mailbox = open_mailbox("tcp", directory, 0, secret=SECRET)
     receive = mailbox.start_receive("never")
     with connect(directory) as connection:
         assert shake_hands(connection, Hello(1, 5, 0, 0, signs_bodies=False)) is not None

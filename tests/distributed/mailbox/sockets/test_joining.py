@@ -10,8 +10,8 @@ import pytest
 
 from tests.distributed.mailbox.sockets.by_hand import SECRET, connect, make_receiver, shake_hands
 from weft.distributed.mailbox import AbstractMailbox
-from weft.distributed.mailbox.sockets import FolderDirectory, Member, open_sockets
-from weft.distributed.mailbox.sockets import acceptor as acceptor_module
+from weft.distributed.mailbox.sockets import FolderDirectory, Member, open_mailbox
+from weft.distributed.mailbox.sockets import joining as joining_module
 from weft.distributed.mailbox.sockets.connections import ConnectionSettings
 from weft.distributed.mailbox.sockets.endpoints import endpoint_of, listen_tcp
 from weft.distributed.mailbox.sockets.handshake import Hello
@@ -31,7 +31,7 @@ def test_who_calls_takes_calls_meanwhile(tmp_path: Path) -> None:
     """Once, whoever came next waited until all who had come before had answered, and took this one for gone."""
     directory, silent = FolderDirectory(tmp_path), listen_tcp("127.0.0.1")
     directory.join(Member(0, endpoint_of(silent)))
-    thread, opened = open_aside(lambda: open_sockets("tcp", directory, 1, secret=SECRET))
+    thread, opened = open_aside(lambda: open_mailbox("tcp", directory, 1, secret=SECRET))
     while directory.read(1) is None:
         os.sched_yield()
     with connect(directory, 1) as connection:
@@ -45,10 +45,10 @@ def test_who_calls_takes_calls_meanwhile(tmp_path: Path) -> None:
 
 def test_one_that_has_too_many_callers_is_called_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = FolderDirectory(tmp_path)
-    server = open_sockets("tcp", directory, 0, secret=SECRET)
+    server = open_mailbox("tcp", directory, 0, secret=SECRET)
     with monkeypatch.context() as patch:
-        patch.setattr(acceptor_module, "MAX_HANDSHAKES", 0)
-        thread, opened = open_aside(lambda: open_sockets("tcp", directory, 1, secret=SECRET))
+        patch.setattr(joining_module, "MAX_HANDSHAKES", 0)
+        thread, opened = open_aside(lambda: open_mailbox("tcp", directory, 1, secret=SECRET))
         while "crowded" not in server.refusals():
             os.sched_yield()
     thread.join()
@@ -61,10 +61,10 @@ def test_one_that_has_too_many_callers_is_called_again(tmp_path: Path, monkeypat
 def test_one_that_sleeps_is_joined_when_it_wakes(tmp_path: Path) -> None:
     directory, listener = FolderDirectory(tmp_path), listen_tcp("127.0.0.1")
     directory.join(Member(0, endpoint_of(listener)))
-    mailbox = open_sockets("tcp", directory, 1, secret=SECRET, timeout=0.2)
+    mailbox = open_mailbox("tcp", directory, 1, secret=SECRET, timeout=0.2)
     assert mailbox.peers() == {}
     settings = ConnectionSettings(SECRET, 30.0, 10_000, signs_bodies=False)
-    sleeper = SocketTransport(listener, make_receiver(0, 0), settings)
+    sleeper = SocketTransport(listener, make_receiver(0, 0), settings, None)
     sleeper.start()
     mailbox.await_peers({0}, mailbox.clock.now() + 20)
     mailbox.close()
@@ -74,7 +74,7 @@ def test_one_that_sleeps_is_joined_when_it_wakes(tmp_path: Path) -> None:
 def test_closing_ends_the_calls(tmp_path: Path) -> None:
     directory, silent = FolderDirectory(tmp_path), listen_tcp("127.0.0.1")
     directory.join(Member(0, endpoint_of(silent)))
-    open_sockets("tcp", directory, 1, secret=SECRET, timeout=0.05).close()
+    open_mailbox("tcp", directory, 1, secret=SECRET, timeout=0.05).close()
     assert not any(thread.name.startswith("weft-mailbox-1") for thread in threading.enumerate())
     silent.close()
 
@@ -91,5 +91,5 @@ def test_a_mailbox_that_cannot_join_keeps_nothing_open(tmp_path: Path, monkeypat
     monkeypatch.setattr(FolderDirectory, "join", fail)
     before = count_memories()
     with pytest.raises(StorageError):
-        open_sockets("shared_memory", FolderDirectory(tmp_path), 1, secret=SECRET)
+        open_mailbox("shared_memory", FolderDirectory(tmp_path), 1, secret=SECRET)
     assert count_memories() <= before

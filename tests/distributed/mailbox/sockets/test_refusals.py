@@ -14,10 +14,10 @@ from tests.distributed.mailbox import contract
 from tests.distributed.mailbox.peers import run_sockets
 from tests.distributed.mailbox.sockets.by_hand import SECRET, connect, make_receiver, shake_hands
 from weft.distributed.mailbox import LEFT, AbstractMailbox
-from weft.distributed.mailbox.sockets import FolderDirectory, Member, open_sockets
-from weft.distributed.mailbox.sockets import acceptor as acceptor_module
-from weft.distributed.mailbox.sockets import connection as connection_module
+from weft.distributed.mailbox.sockets import FolderDirectory, Member, open_mailbox
 from weft.distributed.mailbox.sockets import connections as connections_module
+from weft.distributed.mailbox.sockets import frames as frames_module
+from weft.distributed.mailbox.sockets import joining as joining_module
 from weft.distributed.mailbox.sockets import mailbox as mailbox_module
 from weft.distributed.mailbox.sockets.connection import Connection
 from weft.distributed.mailbox.sockets.endpoints import find_host, listen_tcp
@@ -52,7 +52,7 @@ class Scene:
         self.directory = FolderDirectory(folder)
         self.connections: list[socket.socket] = []
         known = range(4)
-        self.server = open_sockets("tcp", self.directory, 0, secret=SECRET, known=known, max_bytes=10_000)
+        self.server = open_mailbox("tcp", self.directory, 0, secret=SECRET, known=known, max_bytes=10_000)
         self.server.follow_peers()
 
     def connect(self) -> socket.socket:
@@ -90,7 +90,7 @@ def is_hung_up(connection: socket.socket) -> bool:
 
 
 def check_still_serving(scene: Scene) -> None:
-    peer = open_sockets("tcp", scene.directory, 3, secret=SECRET)
+    peer = open_mailbox("tcp", scene.directory, 3, secret=SECRET)
     peer.send(0, "push", {"step": 2})
     peer.close()
     assert scene.server.receive("push", 3, deadline=scene.server.clock.now() + 10).header == {"step": 2}
@@ -134,7 +134,7 @@ def test_one_who_hangs_up_during_the_handshake_is_counted(scene: Scene) -> None:
 
 def test_a_peer_with_another_secret_is_refused_and_told(scene: Scene) -> None:
     with pytest.raises(UsageError, match=r"does not know the secret of this run \(peer: 0\)"):
-        open_sockets("tcp", scene.directory, 1, secret=bytes(32))
+        open_mailbox("tcp", scene.directory, 1, secret=bytes(32))
     check_still_serving(scene)
     assert scene.server.refusals() == {"unauthenticated": 1}
 
@@ -269,7 +269,7 @@ def test_a_connection_that_ends_between_frames_is_no_fault(scene: Scene) -> None
 
 def test_a_silent_peer_is_named(tmp_path: Path) -> None:
     directory = FolderDirectory(tmp_path)
-    server = open_sockets("tcp", directory, 0, secret=SECRET, timeout=0.2)
+    server = open_mailbox("tcp", directory, 0, secret=SECRET, timeout=0.2)
     server.follow_peers()
     with connect(directory) as connection:
         assert shake_hands(connection, Hello(1, 5, 0, 0, signs_bodies=False)) is not None
@@ -279,14 +279,14 @@ def test_a_silent_peer_is_named(tmp_path: Path) -> None:
 
 
 def test_strangers_who_say_nothing_do_not_pile_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor_module, "MAX_HANDSHAKES", 2)
+    monkeypatch.setattr(joining_module, "MAX_HANDSHAKES", 2)
     crowd = [scene.connect() for _ in range(3)]
     assert is_hung_up(crowd[2])
     assert scene.server.refusals() == {"crowded": 1}
 
 
 def test_strangers_who_say_nothing_are_sent_away_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor_module, "HANDSHAKE_SECONDS", 0.01)
+    monkeypatch.setattr(joining_module, "HANDSHAKE_SECONDS", 0.01)
     scene = Scene(tmp_path)
     assert is_hung_up(scene.connect())
     assert scene.server.refusals() == {"unauthenticated": 1}
@@ -295,9 +295,9 @@ def test_strangers_who_say_nothing_are_sent_away_in_time(tmp_path: Path, monkeyp
 
 def test_a_peer_with_an_address_of_nobody_is_told_so(scene: Scene) -> None:
     with pytest.raises(UsageError, match="address is not one of the run's"):
-        open_sockets("tcp", scene.directory, -1, secret=SECRET)
+        open_mailbox("tcp", scene.directory, -1, secret=SECRET)
     with pytest.raises(UsageError, match="address is not one of the run's"):
-        open_sockets("tcp", scene.directory, 4, secret=SECRET, known=range(4))
+        open_mailbox("tcp", scene.directory, 4, secret=SECRET, known=range(4))
 
 
 def signed(session: Session, body: bytes) -> bytes:
@@ -403,7 +403,7 @@ def test_a_signed_body_is_judged_before_its_tensors_are_given_back(
         taker.join(0.1)  # as long as it takes to do harm; it waits for this to end
         return digest_body(rows)
 
-    monkeypatch.setattr(connection_module, "digest_body", slow_digest)
+    monkeypatch.setattr(frames_module, "digest_body", slow_digest)
     connection.sendall(signed(session, BODY))
     assert scene.server.receive("push", 1, deadline=scene.server.clock.now() + 10).tensors[0].tolist() == [0.0, 0.0]
     taker.join()
@@ -415,7 +415,7 @@ def test_a_port_that_somebody_else_has_by_now_is_no_peer(scene: Scene, tmp_path:
     other, here = scene.directory.read(0), FolderDirectory(tmp_path / "here")
     assert other is not None
     here.join(Member(0, other.endpoint, fingerprint=make_fingerprint(bytes(32))))
-    mailbox = open_sockets("tcp", here, 1, secret=bytes(32))
+    mailbox = open_mailbox("tcp", here, 1, secret=bytes(32))
     assert (mailbox.peers(), mailbox.refusals()) == ({}, {"unauthenticated": 1})
     mailbox.close()
 
@@ -437,7 +437,7 @@ def test_entries_of_peers_that_are_gone_are_passed_over(tmp_path: Path) -> None:
     listener.close()
     directory.join(Member(0, closed))
     directory.join(Member(2, closed, has_left=True))
-    mailbox: AbstractMailbox = open_sockets("tcp", directory, 1, secret=SECRET)
+    mailbox: AbstractMailbox = open_mailbox("tcp", directory, 1, secret=SECRET)
     assert (mailbox.peers(), mailbox.incarnation) == ({}, 2)
     mailbox.close()
     member = directory.read(2)

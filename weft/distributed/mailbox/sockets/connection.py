@@ -16,27 +16,13 @@ from typing import final
 from torch import Tensor
 
 from weft.distributed.group.group import AbstractWork
+from weft.distributed.mailbox.endpoint import SendWork, lost_send
+from weft.distributed.mailbox.inbox import ReceiveBuffer
 from weft.distributed.mailbox.mailbox import Message
 from weft.distributed.mailbox.payload import view_bytes
-from weft.distributed.mailbox.receive_buffer import ReceiveBuffer
-from weft.distributed.mailbox.receiver import Receiver
-from weft.distributed.mailbox.roster import lost_peer
-from weft.distributed.mailbox.send_work import SendWork, lost_send
-from weft.distributed.mailbox.sockets.frames import (
-    BODY_MAC_BYTES,
-    HEAD_BYTES,
-    Head,
-    Kind,
-    Meta,
-    RefusedError,
-    check_head,
-    digest_body,
-    pack_head,
-    pack_meta,
-    sign_body,
-    unpack_head,
-    unpack_meta,
-)
+from weft.distributed.mailbox.receiver import Receiver, lost_peer
+from weft.distributed.mailbox.sockets import frames
+from weft.distributed.mailbox.sockets.frames import HEAD_BYTES, Kind, RefusedError
 from weft.distributed.mailbox.sockets.handshake import Session
 from weft.distributed.mailbox.sockets.shared_bodies import SharedBodies
 from weft.errors import PeerLostError
@@ -102,7 +88,7 @@ class _FrameWriter:
         self, kind: Kind, meta: bytes = b"", views: Sequence[memoryview] = (), work: SendWork | None = None
     ) -> bool:
         """Queue a frame, and write what the kernel takes at once; False where the connection is over."""
-        digest = digest_body(views) if views and self._signs_bodies else None
+        digest = frames.digest_body(views) if views and self._signs_bodies else None
         with self._lock:
             if self.error is not None:
                 return False
@@ -125,9 +111,9 @@ class _FrameWriter:
         digest: bytes | None = None,
         work: SendWork | None = None,
     ) -> None:
-        head = pack_head(self._key, kind, self._sequence, meta, sum(view.nbytes for view in views))
+        head = frames.pack_head(self._key, kind, self._sequence, meta, sum(view.nbytes for view in views))
         self._sequence += 1
-        tail = [memoryview(sign_body(self._key, head, digest))] if digest is not None else []
+        tail = [memoryview(frames.sign_body(self._key, head, digest))] if digest is not None else []
         self._queue.append(_QueuedFrame([memoryview(head + meta), *views, *tail], work))
 
     def flush(self) -> bool:
@@ -203,7 +189,7 @@ class Connection:
         ends_when_written = block is None or not block.is_in_place
         is_sent = False
         try:
-            meta = pack_meta(tag, header, tensors, None if block is None else (block.number, block.offset))
+            meta = frames.pack_meta(tag, header, tensors, None if block is None else (block.number, block.offset))
             is_sent = self.send(Kind.MESSAGE, meta, views, work if ends_when_written else None)
         finally:
             if self._bodies is not None and block is not None and not is_sent:
@@ -237,14 +223,14 @@ class Connection:
         while True:
             raw = self._head = _ByteBuffer(HEAD_BYTES)
             yield raw
-            head = unpack_head(raw.data, self._num_read, self._max_bytes)
+            head = frames.unpack_head(raw.data, self._num_read, self._max_bytes)
             meta = _ByteBuffer(head.meta_bytes)
             yield meta
-            check_head(self.session.keys.receive, raw.data, meta.data)
+            frames.check_head(self.session.keys.receive, raw.data, meta.data)
             self._num_read += 1
             match head.kind:
                 case Kind.MESSAGE:
-                    yield from self._read_message(head, raw.data, unpack_meta(meta.data))
+                    yield from self._read_message(head, raw.data, frames.unpack_meta(meta.data))
                 case Kind.GOODBYE:
                     raise ConnectionEndedError("it left")
                 case Kind.RELEASE:
@@ -254,7 +240,9 @@ class Connection:
                 case _:
                     pass
 
-    def _read_message(self, head: Head, raw_head: bytes, meta: Meta) -> Iterator[_ByteBuffer | ReceiveBuffer]:
+    def _read_message(
+        self, head: frames.Head, raw_head: bytes, meta: frames.Meta
+    ) -> Iterator[_ByteBuffer | ReceiveBuffer]:
         if head.body_bytes != (meta.num_bytes if meta.block is None else 0):
             raise RefusedError("malformed")
         if meta.num_bytes > self._max_bytes:
@@ -266,9 +254,9 @@ class Connection:
         else:
             yield buffer
             if session.signs_bodies and head.body_bytes:
-                mac = _ByteBuffer(BODY_MAC_BYTES)
+                mac = _ByteBuffer(frames.BODY_MAC_BYTES)
                 yield mac
-                expected = sign_body(session.keys.receive, raw_head, buffer.digest(digest_body))
+                expected = frames.sign_body(session.keys.receive, raw_head, buffer.digest(frames.digest_body))
                 if not hmac.compare_digest(mac.data, expected):
                     raise RefusedError("forged")
         self._message = None

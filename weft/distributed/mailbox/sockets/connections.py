@@ -43,8 +43,8 @@ class Connections:
         bodies: SharedBodies | None,
     ) -> None:
         self._loop = loop
-        self._receiver = receiver
-        self._settings = settings
+        self.receiver = receiver
+        self.settings = settings
         self._bodies = bodies
         self._by_peer: dict[int, Connection] = {}
         self._successors: dict[int, Connection] = {}  # later incarnations that wait for the end of the earlier one
@@ -56,7 +56,7 @@ class Connections:
     def find_latest(self, peer: int) -> int:
         """The last incarnation of a peer that has been connected; -1 where there was none."""
         successor = self._successors.get(peer)
-        return successor.session.incarnation if successor else self._receiver.roster.latest.get(peer, -1)
+        return successor.session.incarnation if successor else self.receiver.roster.latest.get(peer, -1)
 
     def add(self, socket: socket.socket, session: Session) -> None:
         """Take a connection that this side has opened."""
@@ -88,8 +88,8 @@ class Connections:
         return Connection(
             socket,
             session,
-            self._receiver,
-            max_bytes=self._settings.max_bytes,
+            self.receiver,
+            max_bytes=self.settings.max_bytes,
             bodies=self._bodies,
             on_blocked=self._flush_later,
         )
@@ -105,11 +105,11 @@ class Connections:
         try:
             self._loop.add_reader(connection.socket, self._read, connection)
         except OSError:  # the kernel watches no more connections
-            self._receiver.refuse("failed")
+            self.receiver.refuse("failed")
             connection.close("it could not be taken")
             return False
         self._by_peer[session.peer] = connection
-        self._receiver.join(session.peer, session.incarnation)
+        self.receiver.join(session.peer, session.incarnation)
         return True
 
     def _replace(self, successor: Connection) -> None:
@@ -123,10 +123,10 @@ class Connections:
         except ConnectionEndedError as error:
             self._drop(connection, str(error))
         except RefusedError as error:
-            self._receiver.refuse(str(error))
+            self.receiver.refuse(str(error))
             self._drop(connection, f"what it sent was refused: {error}")
         except Exception as error:  # such as no memory for a body: the others are not to blame
-            self._receiver.refuse("failed")
+            self.receiver.refuse("failed")
             self._drop(connection, f"what it sent could not be taken: {type(error).__name__}: {error}")
 
     def _flush_later(self, connection: Connection) -> None:
@@ -147,14 +147,14 @@ class Connections:
         self._loop.remove_writer(connection.socket)
         del self._by_peer[session.peer]
         connection.close(reason)
-        self._receiver.leave(session.peer, session.incarnation, reason)
+        self.receiver.leave(session.peer, session.incarnation, reason)
         successor = self._successors.pop(session.peer, None)
         if successor is not None:
             self._welcome(successor)
 
     def check(self) -> None:
         """Send signs of life, and drop the silent. If it was this process that slept, nobody is blamed for it."""
-        now, timeout = time.monotonic(), self._settings.timeout
+        now, timeout = time.monotonic(), self.settings.timeout
         has_slept, self._checked_at = now - self._checked_at > timeout / 2, now
         for connection in list(self._by_peer.values()):
             if has_slept:

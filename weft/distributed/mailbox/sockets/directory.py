@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol, final
 
 from weft.atomic import write_text
+from weft.distributed.group.shared_memory.rendezvous import Invitation
 from weft.errors import UsageError
 
 __all__ = ["AbstractDirectory", "FolderDirectory", "Member", "StoreDirectory"]
@@ -56,6 +57,12 @@ class AbstractDirectory(ABC):
     @abstractmethod
     def _write(self, number: int, member: Member) -> None:
         """Replace an entry."""
+
+    @final
+    def find_invitation(self, number: int) -> Invitation | None:
+        """The one to the shared memory of an entry."""
+        member = self.read(number)
+        return Invitation.parse(member.shared_memory) if member is not None and member.shared_memory else None
 
     @final
     def leave(self, number: int) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from weft.distributed.group.shared_memory.arena import Arena
 from weft.distributed.group.shared_memory.rendezvous import Invitation, read_start_time
-from weft.distributed.mailbox.send_work import SendWork
+from weft.distributed.mailbox.endpoint import SendWork
 from weft.distributed.mailbox.sockets.frames import RefusedError
 from weft.errors import PeerLostError
 

@@ -3,15 +3,13 @@
 import asyncio
 import socket
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, final
 
 from weft.distributed.mailbox.receiver import Receiver
-from weft.distributed.mailbox.sockets.acceptor import Acceptor
 from weft.distributed.mailbox.sockets.connection import Connection
 from weft.distributed.mailbox.sockets.connections import Connections, ConnectionSettings
-from weft.distributed.mailbox.sockets.connector import Connector, Entry
+from weft.distributed.mailbox.sockets.joining import Acceptor, Connector, Entry
 from weft.distributed.mailbox.sockets.shared_bodies import SharedBodies
 
 __all__ = ["SocketTransport"]
@@ -24,17 +22,13 @@ class SocketTransport:
     """Carries messages between one mailbox and its peers, from `start` until `close`."""
 
     def __init__(
-        self,
-        listener: socket.socket,
-        receiver: Receiver,
-        settings: ConnectionSettings,
-        bodies: SharedBodies | None = None,
+        self, listener: socket.socket, receiver: Receiver, settings: ConnectionSettings, bodies: SharedBodies | None
     ) -> None:
         self._receiver = receiver
         self._loop = asyncio.new_event_loop()
         self._connections = Connections(self._loop, receiver, settings, bodies)
-        self._acceptor = Acceptor(listener, receiver, settings, self._connections)
-        self._connector = Connector(receiver, settings, self._connections)
+        self._acceptor = Acceptor(listener, self._connections)
+        self._connector = Connector(self._connections)
         self._check_seconds = min(CHECK_SECONDS, settings.timeout / 8)
         self._is_closing = asyncio.Event()
         self._failure: asyncio.Future[None] = self._loop.create_future()
@@ -43,7 +37,7 @@ class SocketTransport:
     def start(self) -> None:
         self._thread.start()
 
-    def connect_all(self, entries: Sequence[Entry]) -> None:
+    def connect_all(self, entries: list[Entry]) -> None:
         """Returns when each of them has answered or has gone, or after a while. Raises as the connector does."""
         asyncio.run_coroutine_threadsafe(self._connector.connect_all(entries), self._loop).result()
 
