@@ -29,7 +29,7 @@ from benchmarks.graph_steps.systems import SYSTEMS
 from benchmarks.graph_steps.workers import Worker, WorkerError
 from weft.atomic import write_json
 from weft.metrics.comparison import compare_pairs
-from weft.metrics.machine import describe_machine, describe_source, describe_versions
+from weft.records.machine import describe_machine, describe_source, describe_versions
 from weft.metrics.metric import METRICS
 from weft.metrics.statistics import summarise
 

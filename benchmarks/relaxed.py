@@ -25,20 +25,20 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 
 from weft.atomic import write_json
-from weft.cli.job import with_plan, with_settings
+from weft.runs.job import with_plan, with_settings
 from weft.distributed.consistency.server import ServedReplicas, settings_of
 from weft.engines.local import run_ranks
-from weft.engines.meeting import meet
-from weft.engines.place import Place, find_place
+from weft.distributed.place.open_group import meet
+from weft.distributed.place.launched import Place, find_place
 from weft.engines.program import Program
-from weft.engines.serving import tolerance_of
-from weft.engines.simulation import simulate
+from weft.distributed.channels.servers import tolerance_of
+from weft.simulation.simulate import simulate
 from weft.graph import State
-from weft.metrics.machine import describe_machine, describe_source, describe_versions
-from weft.metrics.record_file import read_record
-from weft.metrics.run_folder import create_run_folder
+from weft.records.machine import describe_machine, describe_source, describe_versions
+from weft.records.record_file import read_record
+from weft.records.run_folder import create_run_folder
 from weft.metrics.statistics import ratio_interval, ratio_of_medians
-from weft.metrics.strict_json import encode_json
+from weft.records.strict_json import encode_json
 from weft.recipes import find_recipe
 from weft.specs import parse_plan
 from weft.training.optimizers import SGD, Optimizer
@@ -150,7 +150,7 @@ def measure_servers() -> list[Row]:
 def serve_rank(shards: int, kind: str) -> list[float]:
     """The rank program of servers: every worker pushes and pulls in rounds."""
     from weft.distributed.consistency.server import ServerSpec, make_policy, serve
-    from weft.engines.post import join_post
+    from weft.distributed.place.open_mailbox import join_post
 
     torch.set_num_threads(1)
     place = find_place()

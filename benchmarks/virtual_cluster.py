@@ -27,19 +27,19 @@ import numpy as np
 import torch
 
 from weft.atomic import write_json
-from weft.cli.job import with_plan, with_settings
+from weft.runs.job import with_plan, with_settings
 from weft.distributed.collectives import probe
 from weft.distributed.placement import carry_out
-from weft.engines.computation import ComputeModel
+from weft.simulation.computation import ComputeModel
 from weft.engines.local import run_ranks
-from weft.engines.meeting import Kind, meet
-from weft.engines.place import find_place
-from weft.engines.probing import seconds_per_byte_reduced
+from weft.distributed.place.open_group import Kind, meet
+from weft.distributed.place.launched import find_place
+from weft.simulation.probing import seconds_per_byte_reduced
 from weft.engines.program import Program
-from weft.engines.simulation import Simulation, simulate
-from weft.engines.timing import measure_computation
-from weft.metrics.machine import describe_machine, describe_source, describe_versions
-from weft.metrics.run_folder import create_run_folder
+from weft.simulation.simulate import Simulation, simulate
+from weft.simulation.timing import measure_computation
+from weft.records.machine import describe_machine, describe_source, describe_versions
+from weft.records.run_folder import create_run_folder
 from weft.planning import Link, NetworkModel, fit_alpha_beta
 from weft.recipes import find_recipe
 from weft.specs import parse_plan

@@ -20,7 +20,7 @@ from benchmarks.steps.cases import CASES
 from benchmarks.steps.systems import SYSTEMS
 from weft.atomic import write_json
 from weft.metrics.comparison import compare_pairs
-from weft.metrics.machine import describe_machine, describe_source, describe_versions
+from weft.records.machine import describe_machine, describe_source, describe_versions
 from weft.metrics.metric import METRICS
 from weft.metrics.statistics import summarise
 

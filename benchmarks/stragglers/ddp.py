@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.stragglers.sleepy import SLEEP, SLOW_RANK
-from weft.engines.place import find_place
+from weft.distributed.place.launched import find_place
 from weft.training.build import build_splits, build_task, derive_seed
 from weft.training.component import build
 from weft.training.datasets import AbstractDataset

@@ -7,10 +7,10 @@ from typing import Any, final
 
 from torch import Tensor
 
-from weft.engines.place import find_place
-from weft.engines.serving import Service, use_replicas
+from weft.distributed.place.launched import find_place
+from weft.distributed.channels.servers import Service, use_replicas
 from weft.graph import AbstractExecutor, GradientSink, Outputs, State
-from weft.metrics.run_folder import RunFolder
+from weft.records.run_folder import RunFolder
 from weft.specs import Batch
 from weft.training.events import EvaluationEnded, Event, TrainingStarted
 from weft.training.loop import is_target_met

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from weft.distributed.proof import Proof
+from weft.proving.lockstep import Proof
 from weft.metrics.convergence import Convergence, judge_convergence
 from weft.training.recipe import Recipe
 
@@ -22,7 +22,7 @@ def proofs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         found: Proof = asked["found"]
         return found
 
-    monkeypatch.setattr("weft.engines.proving.prove", prove)
+    monkeypatch.setattr("weft.proving.prove.prove", prove)
     return asked
 
 
@@ -70,7 +70,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked.update(options)
         return judge_convergence([asked["samples"]] * 5, [100.0] * 5, margin=options["margin"])
 
-    monkeypatch.setattr("weft.engines.convergence.check_convergence", check)
+    monkeypatch.setattr("weft.proving.convergence.check_convergence", check)
     return asked
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from weft.cli import ranks
+from weft.runs import ranks
 from weft.errors import DivergedError, StorageError
-from weft.metrics.record import Repetition, RunRecord
-from weft.metrics.record_file import new_record, read_record, write_record
-from weft.metrics.run_folder import RunFolder
+from weft.records.record import Repetition, RunRecord
+from weft.records.record_file import new_record, read_record, write_record
+from weft.records.run_folder import RunFolder
 from weft.training.recipe import Recipe
 
 

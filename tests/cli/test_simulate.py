@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.record_file import read_record
+from weft.records.record_file import read_record
 from weft.planning import ClusterSpec, Link, write_cluster
 
 GIVEN = ("--compute-seconds", "0.01", "--quiet")

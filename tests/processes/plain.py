@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from weft.engines import local
-from weft.engines.place import find_place
+from weft.distributed.place.launched import find_place
 from weft.engines.program import Program, mark_joined
 from weft.errors import PeerLostError, UsageError
 

@@ -7,8 +7,8 @@ import torch.distributed
 
 from tests.distributed.group import contract
 from weft.distributed.group import AbstractGroup, AllReduce, kill_this_process
-from weft.engines.meeting import Kind, meet
-from weft.engines.place import find_place
+from weft.distributed.place.open_group import Kind, meet
+from weft.distributed.place.launched import find_place
 
 
 def keep_contract(kind: Kind, program: str = "everything", ranks_per_host: int = 0) -> contract.Report:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.processes.test_served import finish, kill_when_under_way, start
 from weft.distributed.consistency.pairs import audit_pairs, read_journals
-from weft.metrics.record_file import read_record
+from weft.records.record_file import read_record
 from weft.planning.gossip_graphs import make_split
 
 PLAN = "data={} consistency=gossip(ring,{})"

@@ -14,7 +14,7 @@ import pytest
 from weft.distributed.consistency.server import audit_arrival, read_decisions, read_summary
 from weft.engines.program import has_joined
 from weft.errors import RunFolderError
-from weft.metrics.record_file import read_record
+from weft.records.record_file import read_record
 
 DEADLINE = 100.0
 SETTINGS = ["--set", "epochs=2", "--set", "batch_size=64", "--quiet"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from weft.errors import DataNotFoundError, RecipeError
-from weft.metrics.run_folder import create_run_folder
+from weft.records.run_folder import create_run_folder
 from weft.recipes import BUILT_IN, find_recipe
 from weft.training.build import check_recipe
 from weft.training.datasets import locate

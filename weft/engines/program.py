@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from weft.atomic import write_json
-from weft.engines.place import Place
 from weft.errors import PeerLostError, WeftError
 
-__all__ = ["Failure", "Program", "has_joined", "has_result", "mark_joined", "read_failure", "read_result"]
+__all__ = ["Failure", "Program", "has_joined", "has_result", "read_failure", "read_result"]
 
 INTERRUPTED = 130
 
@@ -65,12 +64,6 @@ def read_result(folder: Path, rank: int) -> Any:
 
 def has_result(folder: Path, rank: int) -> bool:
     return (folder / f"result-{rank}.json").is_file()
-
-
-def mark_joined(place: Place) -> None:
-    """Tell the launcher, if it is Weft's, that the others know this rank, and will hear of its death."""
-    if place.starter == "weft":
-        (Path(place.meeting) / f"joined-{place.rank}").touch()
 
 
 def has_joined(folder: Path, rank: int) -> bool:

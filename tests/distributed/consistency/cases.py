@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 from tests.distributed.placement.cases import RankOrderGroup
-from tests.distributed.test_proof import small_mlp, splits_of
-from weft.distributed.consistency.proof import compare_replicas, first_step_of, steps_needed, trace_replicas
+from tests.proving.test_lockstep import small_mlp, splits_of
+from weft.proving.relaxed import compare_replicas, first_step_of, steps_needed, trace_replicas
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement import carry_out
-from weft.distributed.proof import Proof, Trace, trace_ranks
-from weft.engines.meeting import meet
-from weft.engines.place import find_place
+from weft.proving.lockstep import Proof, Trace, trace_ranks
+from weft.distributed.place.open_group import meet
+from weft.distributed.place.launched import find_place
 from weft.specs import parse_plan
 from weft.training.recipe import Recipe
 from weft.training.replicas import AbstractReplicas

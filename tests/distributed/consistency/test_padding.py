@@ -9,16 +9,16 @@ from torch import Tensor
 
 from tests.distributed.consistency.cases import make_replicas
 from tests.distributed.consistency.server.served import Course, spec_of
-from tests.distributed.test_proof import with_settings
+from tests.proving.test_lockstep import with_settings
 from tests.training.planted import ignore
-from weft.distributed.consistency.proof import compare_replicas, steps_needed, trace_replicas
+from weft.proving.relaxed import compare_replicas, steps_needed, trace_replicas
 from weft.distributed.consistency.server import ServedReplicas, serve, settings_of
-from weft.distributed.consistency.server.gradient_proof import follow_recipe
+from weft.proving.gradients import follow_recipe
 from weft.distributed.consistency.server.journal import read_decisions
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox
-from weft.distributed.proof import Trace, copy_of, relative_error, trace_ranks, trace_reference
+from weft.proving.lockstep import Trace, copy_of, relative_error, trace_ranks, trace_reference
 from weft.recipes import pydoc_lstm
 from weft.specs import IGNORED, parse_plan
 from weft.training.build import build_splits, build_task

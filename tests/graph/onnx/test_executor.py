@@ -5,7 +5,7 @@ import torch
 
 from tests.graph.cases import CASES, Case
 from tests.graph.contract import Subject, check_bad_tensors, check_inference_at, clone, take
-from weft.engines.executor_proof import prove_executors
+from weft.proving.executors import prove_executors
 from weft.errors import RecipeError, UsageError
 from weft.graph import AbstractExecutor, EagerExecutor, Outputs, State
 from weft.graph.onnx import EXPORTS, OnnxRuntimeExecutor

@@ -13,7 +13,7 @@ from weft.distributed.consistency.pairs import Event, GossipReplicas, read_journ
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import die, run_virtual
 from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, MailFault, RecordingMailbox, VirtualMailbox
-from weft.engines.pairing import Pairing
+from weft.distributed.channels.neighbours import Pairing
 from weft.graph import State
 from weft.specs import parse_plan
 from weft.training.optimizers import AbstractOptimizer
@@ -83,21 +83,21 @@ def train(course: Course) -> Outcome:
         """What the loop does, in few lines."""
         parameters, step, turn = make_parameters(), 0, 0
         model = State(parameters, {}, torch.zeros(0))
-        if replicas.rank:
+        if replicas.mesh.rank:
             for parameter in parameters.values():
                 parameter.data.fill_(7.0)  # a rank that does not take rank 0's weights is found out
         replicas.join(model)
         optimizer = course.make_optimizer()
         state = optimizer.init(parameters)
         while (step := replicas.next_step(step)) < course.num_steps:
-            add = replicas.begin(1 / replicas.size)
-            share = int(replicas.share(torch.arange(replicas.size)))
+            add = replicas.begin(1 / replicas.mesh.num_replicas)
+            share = int(replicas.share(torch.arange(replicas.mesh.num_replicas)))
             for name in reversed(parameters):
-                group.clock.charge(course.seconds(replicas.rank, turn) / len(parameters))
+                group.clock.charge(course.seconds(replicas.mesh.rank, turn) / len(parameters))
                 add(name, pull(parameters[name], share, step))
             _, state = replicas.finish(0.0, Update(optimizer, parameters, state, LR, None))
             step, turn = step + 1, turn + 1
-            if replicas.agree(False):
+            if replicas.agree_to_stop(False):
                 break
         own = copy(parameters)
         replicas.sum(torch.ones(1))

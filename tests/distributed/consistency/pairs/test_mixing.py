@@ -10,7 +10,7 @@ from tests.distributed.consistency.cases import make_replicas, trace
 from tests.distributed.consistency.pairs.paired import Course, journals_of, run_pairs, train
 from tests.distributed.consistency.pairs.test_schemes import same
 from tests.distributed.consistency.server.served import make_parameters, momentum
-from tests.distributed.test_proof import small_mlp, splits_of
+from tests.proving.test_lockstep import small_mlp, splits_of
 from weft.distributed.consistency.pairs import (
     GossipReplicas,
     Mean,
@@ -23,9 +23,9 @@ from weft.distributed.consistency.pairs import (
 from weft.distributed.consistency.pairs.meeting import mix
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
-from weft.distributed.proof import trace_ranks
-from weft.engines.paired_proof import trace_training
-from weft.engines.pairing import Pairing
+from weft.proving.lockstep import trace_ranks
+from weft.proving.paired import trace_training
+from weft.distributed.channels.neighbours import Pairing
 from weft.graph import State
 from weft.planning.gossip_graphs import make_split
 from weft.specs import parse_plan
@@ -73,7 +73,7 @@ def take_turns(
         group.clock.charge(seconds)
         _, state = replicas.finish(0.0, Update(optimizer, parameters, state, 0.1, None))
         turns += 1
-        has_stopped = replicas.agree(wishes_after is not None and turns > wishes_after)
+        has_stopped = replicas.agree_to_stop(wishes_after is not None and turns > wishes_after)
         yield turns
 
 
@@ -81,8 +81,8 @@ def test_all_stop_after_the_same_turn() -> None:
     """Nobody stops before those who are ahead of it: they wait for its weights."""
 
     def work(group: AbstractGroup, replicas: GossipReplicas) -> int:
-        wishes_after = 5 if replicas.rank == 3 else None
-        return max(take_turns(group, replicas, 0.01 * (1 + replicas.rank), wishes_after))
+        wishes_after = 5 if replicas.mesh.rank == 3 else None
+        return max(take_turns(group, replicas, 0.01 * (1 + replicas.mesh.rank), wishes_after))
 
     found, _, _ = run_pairs(Pairing(parse_plan(PLAN.format(4, "ring")), (0,)), work)
     assert len(set(found)) == 1 and 6 < (found[0] or 0) < 12
@@ -95,7 +95,7 @@ def test_who_has_met_the_target_leaves_and_nobody_waits_for_it(options: str) -> 
     def work(group: AbstractGroup, replicas: GossipReplicas) -> int:
         turns = 0
         for turns in take_turns(group, replicas, 0.01, None):
-            if replicas.rank == 0 and turns == 3:
+            if replicas.mesh.rank == 0 and turns == 3:
                 replicas.dismiss()
                 break
         return turns

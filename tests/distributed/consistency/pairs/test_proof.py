@@ -7,12 +7,12 @@ import pytest
 from torch import Tensor
 
 from tests.distributed.consistency.pairs.paired import journals_of, run_pairs
-from tests.distributed.test_proof import small_mlp, splits_of
+from tests.proving.test_lockstep import small_mlp, splits_of
 from weft.distributed.consistency.pairs import Pair, compare_pairs, slot, trace_pairs
 from weft.distributed.group import AbstractGroup
-from weft.distributed.proof import Proof, Trace
-from weft.engines.paired_proof import trace_training
-from weft.engines.pairing import Pairing
+from weft.proving.lockstep import Proof, Trace
+from weft.proving.paired import trace_training
+from weft.distributed.channels.neighbours import Pairing
 from weft.errors import CorruptFileError
 from weft.specs import parse_plan
 from weft.training.optimizers import OptimizerState
@@ -28,7 +28,7 @@ def prove(recipe: Recipe, run: Path, size: int = 4, graph: str = "ring", apply: 
     splits = splits_of(recipe.fixed.data)
 
     def work(group: AbstractGroup, replicas: AbstractReplicas) -> tuple[Trace, dict[str, Tensor]]:
-        group.clock.charge(0.001 * replicas.rank)
+        group.clock.charge(0.001 * replicas.mesh.rank)
         return trace_training(recipe, splits, 0, 5, replicas)
 
     with pytest.MonkeyPatch.context() as ranks_only:

@@ -13,7 +13,7 @@ from weft.distributed.consistency.pairs.protocol import Tag
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
 from weft.distributed.mailbox import Duplicate
-from weft.engines.pairing import Pairing
+from weft.distributed.channels.neighbours import Pairing
 from weft.errors import RunFolderError
 from weft.graph import State
 from weft.planning.consistency_cost import consistency_cost
@@ -136,7 +136,7 @@ def test_a_resumed_training_begins_at_its_step_with_the_weights_of_rank_0(tmp_pa
     def work(group: AbstractGroup, replicas: GossipReplicas) -> tuple[int, float]:
         parameters = {"w": torch.zeros(3).requires_grad_()}
         replicas.join(State(parameters, {}, torch.zeros(0)))
-        parameters["w"].data.fill_(1.0 + replicas.rank)  # what each read from a checkpoint
+        parameters["w"].data.fill_(1.0 + replicas.mesh.rank)  # what each read from a checkpoint
         replicas.remember(3, {})
         return replicas.next_step(3), float(parameters["w"].detach().sum())
 

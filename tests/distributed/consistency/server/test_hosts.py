@@ -24,7 +24,7 @@ from weft.distributed.consistency.server import (
 )
 from weft.distributed.group.faulty import Kill
 from weft.distributed.mailbox import Duplicate
-from weft.engines.simulation import with_host_servers
+from weft.simulation.simulate import with_host_servers
 from weft.errors import UsageError
 from weft.planning.cluster import Link
 from weft.planning.network import LinkSchedule, NetworkModel
