@@ -1,6 +1,6 @@
 """Peers that come and go: what servers and elastic schemes talk through."""
 
-from weft.distributed.mailbox.faulty import Corrupt, Duplicate, FaultyMailbox, MailFault
+from weft.distributed.mailbox.faulty import Duplicate, FaultyMailbox, MailFault
 from weft.distributed.mailbox.local import LocalTransport
 from weft.distributed.mailbox.mailbox import (
     FOREVER,
@@ -22,7 +22,6 @@ __all__ = [
     "LEFT",
     "AbstractMailbox",
     "AbstractReceive",
-    "Corrupt",
     "Duplicate",
     "FaultyMailbox",
     "LocalTransport",

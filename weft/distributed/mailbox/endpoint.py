@@ -18,7 +18,7 @@ from weft.distributed.mailbox.mailbox import (
     Sources,
     Tags,
 )
-from weft.distributed.mailbox.payload import check_tag, decode_header, encode_header, prepare_tensors
+from weft.distributed.mailbox.payload import check_tag, decode_json, encode_header, prepare_tensors
 from weft.distributed.mailbox.receiver import Receiver
 from weft.errors import PeerLostError
 
@@ -69,7 +69,7 @@ class AbstractEndpoint(AbstractMailbox):
     def _copy_message(self, tag: str, header: bytes, tensors: tuple[Tensor, ...]) -> Message:
         """A message of this peer that shares nothing with what it was made of."""
         copies = tuple(tensor.clone() for tensor in tensors)
-        return Message(self.address, tag, decode_header(header), copies, self.incarnation)
+        return Message(self.address, tag, decode_json(header), copies, self.incarnation)
 
     @final
     def start_send(self, to: int, tag: str, header: Header = None, tensors: Sequence[Tensor] = ()) -> AbstractWork:

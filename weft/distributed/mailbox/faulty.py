@@ -1,10 +1,9 @@
-"""A mailbox that fails on purpose, at a given peer and message: delays, losses, doubles, damage, deaths, slow links."""
+"""A mailbox that fails on purpose, at a given peer and message: delays, losses, doubles, deaths, slow links."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar, final
 
-import torch
 from torch import Tensor
 
 from weft.distributed.group.faulty import Delay, Drop, Fault, Kill, SlowClock, SlowLink, SlowRank
@@ -13,7 +12,7 @@ from weft.distributed.mailbox.mailbox import FOREVER, AbstractMailbox, Header, M
 from weft.distributed.mailbox.wrapper import AbstractWrapper
 from weft.errors import DeadlineError
 
-__all__ = ["Corrupt", "Duplicate", "FaultyMailbox", "MailFault"]
+__all__ = ["Duplicate", "FaultyMailbox", "MailFault"]
 
 Result = TypeVar("Result")
 
@@ -27,17 +26,8 @@ class Duplicate:
     num_calls: int = 1
 
 
-@dataclass(frozen=True)
-class Corrupt:
-    """In these messages, counted from 0, the lowest bit of the first tensor's first byte is turned."""
-
-    rank: int
-    first_call: int = 0
-    num_calls: int = 1
-
-
-MailFault = Fault | Duplicate | Corrupt
-"""The faults of a group, where a call is a message that is sent, and two that only messages can have."""
+MailFault = Fault | Duplicate
+"""The faults of a group, where a call is a message that is sent, and one that only messages can have."""
 
 
 @final
@@ -61,8 +51,6 @@ class FaultyMailbox(AbstractWrapper):
         met = self._meet_faults(to, sum(tensor.nbytes for tensor in tensors))
         if any(isinstance(fault, Drop) for fault in met):
             return DoneWork()
-        if any(isinstance(fault, Corrupt) for fault in met):
-            tensors = _damage(tensors)
         if any(isinstance(fault, Duplicate) for fault in met):
             self._inner.start_send(to, tag, header, tensors).wait()
         return self._inner.start_send(to, tag, header, tensors)
@@ -100,12 +88,3 @@ class FaultyMailbox(AbstractWrapper):
         if late:
             self._inner.clock.wait_until(self._inner.clock.now() + late)
         return met
-
-
-def _damage(tensors: Sequence[Tensor]) -> list[Tensor]:
-    damaged = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
-    for tensor in damaged:
-        if tensor.numel():
-            tensor.view(-1).view(torch.uint8)[0] ^= 1
-            break
-    return damaged

@@ -14,7 +14,6 @@ __all__ = [
     "MAX_HEADER_BYTES",
     "MAX_TAG_BYTES",
     "check_tag",
-    "decode_header",
     "decode_json",
     "encode_header",
     "encode_json",
@@ -84,16 +83,6 @@ def encode_header(header: Mapping[str, Any] | None) -> bytes:
             f"header is too large (bytes: {len(encoded)}, at most: {MAX_HEADER_BYTES}); send a tensor instead"
         )
     return encoded
-
-
-def decode_header(encoded: bytes) -> dict[str, Any]:
-    """The header that `encode_header` wrote. Raises ValueError for anything but a JSON object."""
-    if encoded == b"{}":
-        return {}
-    header = decode_json(encoded)
-    if not isinstance(header, dict):
-        raise ValueError("header is not an object")
-    return header
 
 
 def prepare_tensors(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

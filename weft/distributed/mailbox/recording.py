@@ -46,15 +46,7 @@ class MailTraffic:
 
     def sent_under(self, tag: str) -> MessageCount:
         """To all peers together."""
-        return _sum_under(tag, self.sent)
-
-    def received_under(self, tag: str) -> MessageCount:
-        """From all peers together."""
-        return _sum_under(tag, self.received)
-
-
-def _sum_under(tag: str, counts: Counts) -> MessageCount:
-    return sum((count for (_, its_tag), count in counts.items() if its_tag == tag), MessageCount())
+        return sum((count for (_, its_tag), count in self.sent.items() if its_tag == tag), MessageCount())
 
 
 @final

@@ -92,9 +92,7 @@ class _VirtualTransport(AbstractGuest):
                 self._scheduler.at(moment, other, partial(self._deliver, receiver, joined))
         monitor = _VirtualMonitor(self._office, rank, clock)
         self._receivers[rank] = Receiver(rank, incarnation, monitor=monitor, roster=self._roster)
-        for waiting, wait in self._office.waits.items():
-            if isinstance(wait, _MailboxWait) and rank in wait.peers:
-                self._scheduler.resume(waiting)
+        self._wake_those_who_await(rank)
         return self._receivers[rank]
 
     def leave(self, receiver: Receiver, reason: str) -> None:
@@ -110,6 +108,12 @@ class _VirtualTransport(AbstractGuest):
                 self._scheduler.at(last_arrivals[other], other, tell)
             else:
                 tell()
+        self._wake_those_who_await(rank)
+
+    def _wake_those_who_await(self, rank: int) -> None:
+        for waiting, wait in self._office.waits.items():
+            if isinstance(wait, _MailboxWait) and rank in wait.peers:
+                self._scheduler.resume(waiting)
 
     def lose(self, rank: int, reason: str) -> None:
         if rank in self._receivers:

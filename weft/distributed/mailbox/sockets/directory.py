@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol, final
+from typing import Any, final
 
 from weft.atomic import write_text
 from weft.distributed.group.shared_memory.rendezvous import Invitation
@@ -109,24 +109,12 @@ class FolderDirectory(AbstractDirectory):
         return self._folder / f"member-{number}"
 
 
-class _Store(Protocol):
-    """The part that is used of the stores of torch.distributed, whose type stubs are incomplete."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-
-    def get(self, key: str, /) -> bytes: ...
-
-    def add(self, key: str, amount: int, /) -> int: ...
-
-    def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
-
-
 @final
 class StoreDirectory(AbstractDirectory):
     """A store of torch.distributed, for peers on hosts that share no folder."""
 
-    def __init__(self, store: _Store) -> None:
-        self._store = store
+    def __init__(self, store: Any) -> None:
+        self._store = store  # a torch.distributed.Store, whose type stubs are incomplete
 
     def join(self, member: Member) -> int:
         number = self._store.add("mailbox/joined", 1) - 1

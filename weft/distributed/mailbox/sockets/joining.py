@@ -24,7 +24,7 @@ from weft.distributed.mailbox.sockets.handshake import (
 )
 from weft.errors import UsageError
 
-__all__ = ["Acceptor", "Connector", "Entry", "find_earlier"]
+__all__ = ["Acceptor", "Entry", "connect_all", "find_earlier"]
 
 HANDSHAKE_SECONDS = 5.0
 MAX_HANDSHAKES = 256  # at once
@@ -116,69 +116,64 @@ def find_earlier(directory: AbstractDirectory, address: int, incarnation: int) -
     return [entry for entry in last.values() if not entry.member.has_left]
 
 
-@final
-class Connector:
-    """Calls peers, from the loop, which takes calls meanwhile."""
+async def connect_all(entries: list[Entry], connections: Connections) -> None:
+    """Call all at once. Those who do not answer are called again, after a while in the background.
 
-    def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-        self._receiver = connections.receiver
-        self._settings = connections.settings
+    Raises:
+        UsageError: a peer of the directory knows another secret.
+    """
+    patience = min(connections.settings.timeout, HANDSHAKE_SECONDS)
+    until = time.monotonic() + patience
+    tasks = [asyncio.create_task(_reach(entry, connections, until)) for entry in entries]
+    if not tasks:
+        return
 
-    async def connect_all(self, entries: list[Entry]) -> None:
-        """Call all at once. Those who do not answer are called again, after a while in the background.
-
-        Raises:
-            UsageError: a peer of the directory knows another secret.
-        """
-        patience = min(self._settings.timeout, HANDSHAKE_SECONDS)
-        until = time.monotonic() + patience
-        tasks = [asyncio.create_task(self._reach(entry, until)) for entry in entries]
-        if tasks:
-            done, pending = await asyncio.wait(tasks, timeout=patience, return_when=asyncio.FIRST_EXCEPTION)
-            for task in pending:
-                task.add_done_callback(self._count_failure)
-            for task in done:
-                task.result()
-
-    def _count_failure(self, task: asyncio.Task[None]) -> None:
+    def count_failure(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:  # nobody waits for it: the peer stays unknown
-            self._receiver.refuse("failed")
+            connections.receiver.refuse("failed")
 
-    async def _reach(self, entry: Entry, until: float) -> None:
-        """Call until it has answered or is known to have gone; after `until` less and less often."""
-        pause = RETRY_SECONDS
-        while not await self._call(entry):
-            await asyncio.sleep(pause)
-            if time.monotonic() > until:
-                pause = min(2 * pause, self._settings.timeout)
+    done, pending = await asyncio.wait(tasks, timeout=patience, return_when=asyncio.FIRST_EXCEPTION)
+    for task in pending:
+        task.add_done_callback(count_failure)
+    for task in done:
+        task.result()
 
-    async def _call(self, entry: Entry) -> bool:
-        """Call once; whether there is nothing more to be done."""
-        me, settings, member = self._receiver, self._settings, entry.member
-        if self._connections.find_latest(member.address) >= entry.number:  # a later incarnation has called
-            return True
-        try:
-            async with asyncio.timeout(settings.timeout):
-                connection = await connect(member.endpoint)
-        except (TimeoutError, BlockingIOError):
-            return False
-        except OSError:
-            return True
-        hello = Hello(me.address, me.incarnation, member.address, entry.number, settings.signs_bodies)
-        is_taken = False
-        try:
-            session = await start_handshake(connection, hello, settings.secret, settings.timeout)
-            if session is not None:
-                self._connections.add(connection, session)
-                is_taken = True
-        except NoAnswerError:
-            return False
-        except UsageError:
-            if member.fingerprint != make_fingerprint(settings.secret):
-                raise
-            me.refuse("unauthenticated")  # it died, and somebody else has its port
-        finally:
-            if not is_taken:
-                connection.close()
+
+async def _reach(entry: Entry, connections: Connections, until: float) -> None:
+    """Call until it has answered or is known to have gone; after `until` less and less often."""
+    pause = RETRY_SECONDS
+    while not await _call(entry, connections):
+        await asyncio.sleep(pause)
+        if time.monotonic() > until:
+            pause = min(2 * pause, connections.settings.timeout)
+
+
+async def _call(entry: Entry, connections: Connections) -> bool:
+    """Call once; whether there is nothing more to be done."""
+    me, settings, member = connections.receiver, connections.settings, entry.member
+    if connections.find_latest(member.address) >= entry.number:  # a later incarnation has called
         return True
+    try:
+        async with asyncio.timeout(settings.timeout):
+            connection = await connect(member.endpoint)
+    except (TimeoutError, BlockingIOError):
+        return False
+    except OSError:
+        return True
+    hello = Hello(me.address, me.incarnation, member.address, entry.number, settings.signs_bodies)
+    is_taken = False
+    try:
+        session = await start_handshake(connection, hello, settings.secret, settings.timeout)
+        if session is not None:
+            connections.add(connection, session)
+            is_taken = True
+    except NoAnswerError:
+        return False
+    except UsageError:
+        if member.fingerprint != make_fingerprint(settings.secret):
+            raise
+        me.refuse("unauthenticated")  # it died, and somebody else has its port
+    finally:
+        if not is_taken:
+            connection.close()
+    return True

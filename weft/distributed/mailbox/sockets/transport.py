@@ -9,7 +9,7 @@ from typing import Any, final
 from weft.distributed.mailbox.receiver import Receiver
 from weft.distributed.mailbox.sockets.connection import Connection
 from weft.distributed.mailbox.sockets.connections import Connections, ConnectionSettings
-from weft.distributed.mailbox.sockets.joining import Acceptor, Connector, Entry
+from weft.distributed.mailbox.sockets.joining import Acceptor, Entry, connect_all
 from weft.distributed.mailbox.sockets.shared_bodies import SharedBodies
 
 __all__ = ["SocketTransport"]
@@ -28,7 +28,6 @@ class SocketTransport:
         self._loop = asyncio.new_event_loop()
         self._connections = Connections(self._loop, receiver, settings, bodies)
         self._acceptor = Acceptor(listener, self._connections)
-        self._connector = Connector(self._connections)
         self._check_seconds = min(CHECK_SECONDS, settings.timeout / 8)
         self._is_closing = asyncio.Event()
         self._failure: asyncio.Future[None] = self._loop.create_future()
@@ -38,8 +37,8 @@ class SocketTransport:
         self._thread.start()
 
     def connect_all(self, entries: list[Entry]) -> None:
-        """Returns when each of them has answered or has gone, or after a while. Raises as the connector does."""
-        asyncio.run_coroutine_threadsafe(self._connector.connect_all(entries), self._loop).result()
+        """Returns when each of them has answered or has gone, or after a while. Raises as `joining.connect_all`."""
+        asyncio.run_coroutine_threadsafe(connect_all(entries, self._connections), self._loop).result()
 
     def find(self, peer: int) -> Connection | None:
         return self._connections.find(peer)
