@@ -7,9 +7,9 @@ transport:  deliver(...)  join(...)  leave(...)          caller:  receive.wait()
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import final
 
 from weft.distributed.group.clock import AbstractClock, RealClock
@@ -18,15 +18,7 @@ from weft.distributed.mailbox.mailbox import FOREVER, JOINED, LEFT, AbstractRece
 from weft.errors import DeadlineError, PeerLostError, TrainingError, UsageError
 from weft.specs import TensorSpec
 
-__all__ = ["AbstractMonitor", "Awaited", "Departure", "Receiver", "Roster", "ThreadMonitor", "lost_peer"]
-
-
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """Why a peer has gone, and when its last message arrives at each other one, where messages take virtual time."""
-
-    reason: str
-    last_arrivals: Mapping[int, float] = field(default_factory=dict)
+__all__ = ["AbstractMonitor", "Awaited", "Receiver", "Roster", "ThreadMonitor", "lost_peer"]
 
 
 @final
@@ -36,7 +28,9 @@ class Roster:
     def __init__(self) -> None:
         self.present: dict[int, int] = {}  # incarnation
         self.latest: dict[int, int] = {}  # incarnation, also of those who have gone
-        self.gone: dict[int, Departure] = {}
+        self.gone: dict[int, str] = {}  # the reason
+        # By source and target, where messages take virtual time: when the last one arrives.
+        self.last_arrivals: dict[tuple[int, int], float] = {}
         self.num_joined = 0
 
     def join(self, peer: int, incarnation: int) -> None:
@@ -44,13 +38,13 @@ class Roster:
         self.gone.pop(peer, None)
         self.num_joined += 1
 
-    def leave(self, peer: int, departure: Departure) -> None:
+    def leave(self, peer: int, reason: str) -> None:
         del self.present[peer]
-        self.gone[peer] = departure
+        self.gone[peer] = reason
 
     def explain_absence(self, peer: int) -> PeerLostError:
         """The error for a send to a peer that is not there."""
-        return lost_peer(peer, self.gone[peer].reason if peer in self.gone else None)
+        return lost_peer(peer, self.gone.get(peer))
 
 
 def lost_peer(peer: int, reason: str | None) -> PeerLostError:
@@ -167,7 +161,7 @@ class Receiver:
         """A peer has gone, unless a later incarnation has taken its place."""
         with self._monitor.lock:
             if self.roster.present.get(peer) == incarnation:
-                self.roster.leave(peer, Departure(reason))
+                self.roster.leave(peer, reason)
                 self.lose(peer, incarnation, reason)
 
     def lose(self, peer: int, incarnation: int, reason: str, returned_as: int | None = None) -> None:
@@ -240,10 +234,10 @@ class Receiver:
         request = ReceiveRequest(tag, source, into)
         with self._monitor.lock:
             self.check_open()
-            gone, now = self.roster.gone, self.clock.now()
+            gone, last_arrivals, now = self.roster.gone, self.roster.last_arrivals, self.clock.now()
             for peer in gone.keys() & (request.sources or ()):
-                if gone[peer].last_arrivals.get(self.address, now) <= now:  # nothing of its is on the way
-                    request.losses[peer] = gone[peer].reason
+                if last_arrivals.get((peer, self.address), now) <= now:  # nothing of its is on the way
+                    request.losses[peer] = gone[peer]
             request.num_joined = self.roster.num_joined
             self._inbox.add(request)
         return _Receive(self, request)

@@ -16,7 +16,7 @@ from weft.distributed.group.virtual import AbstractGuest, AbstractWait, PostOffi
 from weft.distributed.mailbox.endpoint import AbstractEndpoint, lost_send
 from weft.distributed.mailbox.inbox import ReceiveRequest
 from weft.distributed.mailbox.mailbox import FOREVER, JOINED, Message
-from weft.distributed.mailbox.receiver import AbstractMonitor, Awaited, Departure, Receiver, Roster
+from weft.distributed.mailbox.receiver import AbstractMonitor, Awaited, Receiver, Roster
 from weft.errors import UsageError
 
 __all__ = ["VirtualMailbox"]
@@ -73,7 +73,6 @@ class _VirtualTransport(AbstractGuest):
         self._scheduler = office.scheduler
         self._roster = Roster()
         self._receivers: dict[int, Receiver] = {}
-        self._last_arrivals: dict[int, dict[int, float]] = {}  # by source and target: when its last message arrives
         self._returned_as: dict[int, int] = {}  # incarnation -> the next one of the same rank
 
     def join(self, rank: int, clock: AbstractClock) -> Receiver:
@@ -83,12 +82,10 @@ class _VirtualTransport(AbstractGuest):
         if rank in self._roster.latest:
             self._returned_as[self._roster.latest[rank]] = incarnation
         self._roster.join(rank, incarnation)
-        # Of an earlier incarnation too: the news that this one has ended may not overtake the other's messages.
-        last_arrivals = self._last_arrivals.setdefault(rank, {})
         joined = Message(rank, JOINED, {}, incarnation=incarnation)
         for other, receiver in self._receivers.items():
             if receiver.follows:  # told after the last message of the incarnation before, and the news of its end
-                moment = max(self._scheduler.now, last_arrivals.get(other, 0.0))
+                moment = max(self._scheduler.now, self._roster.last_arrivals.get((rank, other), 0.0))
                 self._scheduler.at(moment, other, partial(self._deliver, receiver, joined))
         monitor = _VirtualMonitor(self._office, rank, clock)
         self._receivers[rank] = Receiver(rank, incarnation, monitor=monitor, roster=self._roster)
@@ -99,13 +96,15 @@ class _VirtualTransport(AbstractGuest):
         """Each of the others learns that a peer has left after its last message there."""
         if not receiver.close():
             return
-        rank, last_arrivals = receiver.address, self._last_arrivals[receiver.address]
+        rank = receiver.address
         del self._receivers[rank]
-        self._roster.leave(rank, Departure(reason, last_arrivals))
+        self._roster.leave(rank, reason)
         for other, its in self._receivers.items():
             tell = partial(self._tell_left, its, rank, receiver.incarnation, reason)
-            if last_arrivals.get(other, 0.0) > self._scheduler.now:
-                self._scheduler.at(last_arrivals[other], other, tell)
+            # Of earlier incarnations too: the news that this one has ended may not overtake their messages.
+            last_arrival = self._roster.last_arrivals.get((rank, other), 0.0)
+            if last_arrival > self._scheduler.now:
+                self._scheduler.at(last_arrival, other, tell)
             else:
                 tell()
         self._wake_those_who_await(rank)
@@ -126,7 +125,7 @@ class _VirtualTransport(AbstractGuest):
         """Put a message on its way."""
         source = message.source
         sent, received = self._office.book(source, to, num_bytes)
-        self._last_arrivals[source][to] = received
+        self._roster.last_arrivals[source, to] = received
         self._scheduler.at(received, to, partial(self._deliver, self._receivers[to], message))
         if self._office.spans is not None:
             span = Span(source, self._scheduler.now, received, f"send {message.tag}", "network")

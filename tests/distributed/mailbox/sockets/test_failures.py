@@ -43,7 +43,7 @@ def test_a_body_that_no_memory_is_left_for_ends_its_connection_only(tmp_path: Pa
         assert session is not None
         count = 2**47  # more than a process has addresses for
         meta = f'[["push",[["float32",{count}]],[]],{{}}]'.encode()
-        connection.sendall(pack_head(session.keys.send, Kind.MESSAGE, 0, meta, 4 * count) + meta)
+        connection.sendall(pack_head(session.send_key, Kind.MESSAGE, 0, meta, 4 * count) + meta)
         note = server.receive(LEFT, 1, deadline=server.clock.now() + 10)
     assert note.header["reason"].startswith("what it sent could not be taken: ")
     assert server.refusals() == {"failed": 1}

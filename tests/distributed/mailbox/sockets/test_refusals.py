@@ -97,7 +97,7 @@ def check_still_serving(scene: Scene) -> None:
 
 
 def message(session: Session, sequence: int = 0, meta: bytes = META, body_bytes: int = 8) -> bytes:
-    return pack_head(session.keys.send, Kind.MESSAGE, sequence, meta, body_bytes) + meta + BODY
+    return pack_head(session.send_key, Kind.MESSAGE, sequence, meta, body_bytes) + meta + BODY
 
 
 HELLO = Hello(1, 5, 0, 0, signs_bodies=False)
@@ -201,7 +201,7 @@ SPOILT: dict[str, Spoil] = {
     "disordered": lambda session: message(session, 1),
     "version": lambda session: flip(message(session), 4),
     "oversized": lambda session: message(session, body_bytes=10_001),
-    "oversized meta": lambda session: pack_head(session.keys.send, Kind.MESSAGE, 0, bytes(400_000), 0),
+    "oversized meta": lambda session: pack_head(session.send_key, Kind.MESSAGE, 0, bytes(400_000), 0),
     "forged meta": lambda session: flip(message(session), HEAD_BYTES + 3),
     "forged head": lambda session: flip(message(session), HEAD_BYTES - 1),
     "malformed magic": lambda session: flip(message(session), 0),
@@ -221,7 +221,7 @@ SPOILT: dict[str, Spoil] = {
     "malformed list": with_meta(b'[["push",[["float32",2]],[1]],{}]', 0),
     "malformed depth": with_meta(b"[" * 50_000, 0),
     "malformed text": with_meta(b"\xff\xfe", 0),
-    "malformed release": lambda session: pack_head(session.keys.send, Kind.RELEASE, 0, b"7", 0) + b"7",
+    "malformed release": lambda session: pack_head(session.send_key, Kind.RELEASE, 0, b"7", 0) + b"7",
 }
 
 
@@ -301,8 +301,8 @@ def test_a_peer_with_an_address_of_nobody_is_told_so(scene: Scene) -> None:
 
 
 def signed(session: Session, body: bytes) -> bytes:
-    head = pack_head(session.keys.send, Kind.MESSAGE, 0, META, len(body))
-    return head + META + body + sign_body(session.keys.send, head, digest_body([memoryview(BODY)]))
+    head = pack_head(session.send_key, Kind.MESSAGE, 0, META, len(body))
+    return head + META + body + sign_body(session.send_key, head, digest_body([memoryview(BODY)]))
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
@@ -369,7 +369,7 @@ def test_a_receive_that_is_cancelled_half_way_gives_its_tensors_back(scene: Scen
     ready = torch.zeros(2000)
     meta, body = pack_meta("push", b"{}", [ready]), torch.ones(2000).numpy().tobytes()
     asked = scene.server.start_receive("push", 1, into=[ready])
-    connection.sendall(pack_head(session.keys.send, Kind.MESSAGE, 0, meta, len(body)) + meta + body[:4000])
+    connection.sendall(pack_head(session.send_key, Kind.MESSAGE, 0, meta, len(body)) + meta + body[:4000])
     while float(ready[999]) != 1.0:
         os.sched_yield()
     with pytest.raises(DeadlineError, match="waited for: 1"):

@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.distributed.mailbox.sockets.by_hand import make_receiver
 from weft.distributed.mailbox import Message
 from weft.distributed.mailbox.sockets.connection import Connection, ConnectionEndedError
-from weft.distributed.mailbox.sockets.handshake import Keys, Session
+from weft.distributed.mailbox.sockets.handshake import Session
 from weft.distributed.mailbox.sockets.shared_bodies import SharedBodies
 from weft.errors import DeadlineError, PeerLostError, UsageError
 
@@ -23,14 +23,14 @@ class Pair:
     def __init__(self) -> None:
         self.bodies = [SharedBodies(lambda number: self.bodies[number].invitation) for _ in range(2)]
         self.receivers = [make_receiver(address, address) for address in range(2)]
-        keys = [Keys(bytes(32), bytes(range(32))), Keys(bytes(range(32)), bytes(32))]
+        keys = [(bytes(32), bytes(range(32))), (bytes(range(32)), bytes(32))]
         ends = socket.socketpair()
         for me in range(2):
             assert self.bodies[me].attach(1 - me)
         self.sender, self.receiver = (
             Connection(
                 ends[me],
-                Session(1 - me, 1 - me, keys[me], signs_bodies=False),
+                Session(1 - me, 1 - me, *keys[me], signs_bodies=False),
                 self.receivers[me],
                 max_bytes=10**9,
                 bodies=self.bodies[me],

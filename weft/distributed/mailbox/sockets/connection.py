@@ -77,7 +77,7 @@ class _FrameWriter:
         self.error: PeerLostError | None = None  # why it is over
         self.last_sent = time.monotonic()
         self._connection = connection
-        self._key = session.keys.send
+        self._key = session.send_key
         self._signs_bodies = session.signs_bodies
         self._on_blocked = on_blocked
         self._lock = threading.Lock()
@@ -226,7 +226,7 @@ class Connection:
             head = frames.unpack_head(raw.data, self._num_read, self._max_bytes)
             meta = _ByteBuffer(head.meta_bytes)
             yield meta
-            frames.check_head(self.session.keys.receive, raw.data, meta.data)
+            frames.check_head(self.session.receive_key, raw.data, meta.data)
             self._num_read += 1
             match head.kind:
                 case Kind.MESSAGE:
@@ -256,7 +256,7 @@ class Connection:
             if session.signs_bodies and head.body_bytes:
                 mac = _ByteBuffer(frames.BODY_MAC_BYTES)
                 yield mac
-                expected = frames.sign_body(session.keys.receive, raw_head, buffer.digest(frames.digest_body))
+                expected = frames.sign_body(session.receive_key, raw_head, buffer.digest(frames.digest_body))
                 if not hmac.compare_digest(mac.data, expected):
                     raise RefusedError("forged")
         self._message = None

@@ -117,7 +117,7 @@ class StoreDirectory(AbstractDirectory):
         self._store = store  # a torch.distributed.Store, whose type stubs are incomplete
 
     def join(self, member: Member) -> int:
-        number = self._store.add("mailbox/joined", 1) - 1
+        number = int(self._store.add("mailbox/joined", 1)) - 1
         self._write(number, member)
         return number
 

@@ -26,7 +26,6 @@ __all__ = [
     "HELLO_BYTES",
     "PROOF_BYTES",
     "Hello",
-    "Keys",
     "NoAnswerError",
     "Session",
     "answer_handshake",
@@ -36,6 +35,7 @@ __all__ = [
 ]
 
 MAGIC = b"weft-mailbox"
+FROM_CALLER, FROM_CALLED = b"from caller", b"from called"  # the keys of a session, one for each direction
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 _HELLO = Struct(f"<{len(MAGIC)}sBB4Q{NONCE_BYTES}s")
@@ -65,20 +65,13 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
-    """Of one session, as one side uses them."""
-
-    send: bytes
-    receive: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Session:
     """The result of a handshake."""
 
     peer: int
     incarnation: int
-    keys: Keys
+    send_key: bytes
+    receive_key: bytes
     signs_bodies: bool
     num_read: int = 0  # frames that have come already
 
@@ -100,17 +93,18 @@ async def start_handshake(connection: socket.socket, hello: Hello, secret: bytes
     nonce, proof = challenge[:NONCE_BYTES], challenge[NONCE_BYTES:]
     if not hmac.compare_digest(proof, _sign(secret, b"called", words + nonce)):
         raise UsageError(f"peer does not know the secret of this run (peer: {hello.to}); give the same secret to all")
-    keys = _session_keys(secret, words, challenge, is_caller=True)
+    send_key, receive_key = (_sign(secret, role, words + challenge) for role in (FROM_CALLER, FROM_CALLED))
     try:
         async with asyncio.timeout(max(timeout, WELCOME_SECONDS)):
             await send(connection, make_proof(secret, words, challenge))
             welcome = await _read(connection, HEAD_BYTES)
         head = unpack_head(welcome, 0, 0)
-        check_head(keys.receive, welcome, b"")
+        check_head(receive_key, welcome, b"")
     except (OSError, EOFError, RefusedError):
         return None
-    is_welcome = head.kind is Kind.WELCOME
-    return Session(hello.to, hello.to_incarnation, keys, hello.signs_bodies, num_read=1) if is_welcome else None
+    if head.kind is not Kind.WELCOME:
+        return None
+    return Session(hello.to, hello.to_incarnation, send_key, receive_key, hello.signs_bodies, num_read=1)
 
 
 async def answer_handshake(connection: socket.socket, secret: bytes, check: Callable[[Hello], None]) -> Session:
@@ -131,8 +125,8 @@ async def answer_handshake(connection: socket.socket, secret: bytes, check: Call
     if not hmac.compare_digest(proof, make_proof(secret, words, challenge)):
         raise RefusedError("unauthenticated")
     check(hello)
-    keys = _session_keys(secret, words, challenge, is_caller=False)
-    return Session(hello.address, hello.incarnation, keys, hello.signs_bodies)
+    send_key, receive_key = (_sign(secret, role, words + challenge) for role in (FROM_CALLED, FROM_CALLER))
+    return Session(hello.address, hello.incarnation, send_key, receive_key, hello.signs_bodies)
 
 
 async def _read(connection: socket.socket, num_bytes: int) -> bytes:
@@ -164,12 +158,6 @@ def _unpack_hello(raw: bytes) -> Hello:
     if signs_bodies > 1 or max(address, incarnation, to, to_incarnation) >= MAX_NUMBER:
         raise RefusedError("malformed")
     return Hello(address, incarnation, to, to_incarnation, bool(signs_bodies))
-
-
-def _session_keys(secret: bytes, hello: bytes, challenge: bytes, *, is_caller: bool) -> Keys:
-    out = _sign(secret, b"from caller", hello + challenge)
-    back = _sign(secret, b"from called", hello + challenge)
-    return Keys(out, back) if is_caller else Keys(back, out)
 
 
 def _sign(secret: bytes, role: bytes, words: bytes) -> bytes:
