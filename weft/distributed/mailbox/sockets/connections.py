@@ -131,14 +131,14 @@ class Connections:
 
     def _flush_later(self, connection: Connection) -> None:
         with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._flush, connection)
+            self._loop.call_soon_threadsafe(self._start_flushing, connection)
+
+    def _start_flushing(self, connection: Connection) -> None:
+        if self._by_peer.get(connection.session.peer) is connection:
+            self._loop.add_writer(connection.socket, self._flush, connection)
 
     def _flush(self, connection: Connection) -> None:
-        if self._by_peer.get(connection.session.peer) is not connection:
-            return
-        if connection.flush():
-            self._loop.add_writer(connection.socket, self._flush, connection)
-        else:
+        if not connection.flush():
             self._loop.remove_writer(connection.socket)
 
     def _drop(self, connection: Connection, reason: str) -> None:
