@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from weft.simulation.probing import ClusterProbe
 from weft.planning import ClusterSpec, Link, NetworkFit, read_cluster
+from weft.simulation.probing import ClusterProbe
 
 INSIDE = NetworkFit((8, 1000), (1e-6, 2e-6), alpha=1e-6, beta=1e-9)
 BETWEEN = NetworkFit((8, 1000), (1e-4, 1e-4), alpha=1e-4, beta=0.0)

@@ -14,12 +14,12 @@ from tests.distributed.woven import Script, run_in_turn
 from tests.processes.ranks import run_processes
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
-from weft.distributed.placement import all_reduce
+from weft.distributed.place import Launch, launched
+from weft.distributed.placement import DataParallel, all_reduce
 from weft.distributed.placement.buckets import plan_buckets
-from weft.distributed import weave as module
-from weft.distributed.place.launched import Place
 from weft.distributed.weave import GradientHooks, SharedLoader, weave
 from weft.errors import PlanError, UsageError
+from weft.specs import parse_plan
 
 Weights = dict[str, list[float]]
 
@@ -29,12 +29,12 @@ def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any], in
     """Runs a script on virtual ranks, which meet as processes would."""
     groups: dict[int, AbstractGroup] = {}
 
-    def find_place() -> Place:
+    def find_launch() -> Launch:
         group = groups.get(threading.get_ident())
-        return Place("nobody") if group is None else Place("weft", group.rank, group.size, "", group.size)
+        return Launch("nobody") if group is None else Launch("weft", group.rank, group.size, "", group.size)
 
-    monkeypatch.setattr(module, "find_place", find_place)
-    monkeypatch.setattr(module, "meet", lambda place: groups[threading.get_ident()])
+    monkeypatch.setattr(launched, "find_launch", find_launch)
+    monkeypatch.setattr(launched, "open_group", lambda launch: groups[threading.get_ident()])
 
     def run(script: Callable[[], Any], size: int) -> list[Any]:
         def program(group: AbstractGroup) -> Any:
@@ -156,7 +156,8 @@ class Sum(nn.Module):
 def hook(group: AbstractGroup, model: nn.Module, weight: float) -> GradientHooks:
     loader = SharedLoader(DataLoader(TensorDataset(torch.zeros(4, 2)), 2), group)
     loader.weight = weight
-    return GradientHooks(group, model, loader)
+    replicas = DataParallel(group, parse_plan(f"data={group.size}"))
+    return GradientHooks(replicas, model, loader, keep=None)
 
 
 def test_two_gradients_in_one_piece_of_memory_are_averaged_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from weft.distributed.consistency.server import audit_arrival, read_decisions, read_summary
+from weft.distributed.consistency.server import read_decisions, read_summary
 from weft.engines.program import has_joined
 from weft.errors import RunFolderError
+from weft.proving.audit import audit_arrival
 from weft.records.record_file import read_record
 
 DEADLINE = 100.0

@@ -10,16 +10,15 @@ from torch import Tensor
 
 from tests.distributed.consistency.cases import small_mlp
 from tests.proving.test_lockstep import splits_of
+from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.consistency.parcel import Parcel
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
-from weft.distributed.placement import carry_out
-from weft.proving import convergence as module
-from weft.proving.convergence import check_convergence, check_target, count_samples
 from weft.engines.program import Program
 from weft.errors import RankFailedError, UsageError
 from weft.metrics.convergence import Convergence
-from weft.specs import parse_plan
+from weft.proving import convergence as module
+from weft.proving.convergence import check_convergence, check_target, count_samples
 from weft.training.recipe import Recipe
 from weft.training.replicas import SoloReplicas
 
@@ -38,7 +37,7 @@ def virtual_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen = Recipe.from_dict(program.arguments["recipe"])
 
         def be_rank(group: AbstractGroup) -> Sequence[float | None]:
-            replicas = carry_out(parse_plan(chosen.mutable.plan), group)
+            replicas = replicas_in(group, chosen.mutable.plan)
             found = count_samples(chosen, splits_of(chosen.fixed.data), program.arguments["seeds"], replicas)
             return [value if math.isfinite(value) else None for value in found]
 

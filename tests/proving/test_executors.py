@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from weft.proving.executors import ExecutorProof, prove_executors, tolerance_of
 from weft.errors import RecipeError, UsageError
+from weft.proving.executors import ExecutorProof, prove_executors, tolerance_of
 from weft.recipes import digits_mlp
+from weft.specs import parse_plan
 from weft.training.component import Component
 from weft.training.recipe import Recipe
 from weft.training.whole_step import StepInOne
@@ -113,6 +114,6 @@ def test_the_tolerance_of_a_pair_is_the_wider() -> None:
 
 def test_several_ranks_and_unknown_executors_are_refused() -> None:
     with pytest.raises(UsageError, match="compared on one rank"):
-        against_eager("graph", replace(tiny(), mutable=replace(tiny().mutable, plan="data=2")))
+        against_eager("graph", replace(tiny(), mutable=replace(tiny().mutable, plan=parse_plan("data=2"))))
     with pytest.raises(RecipeError, match="did you mean 'graph'"):
         against_eager("grph")

@@ -16,8 +16,10 @@ from weft.distributed.collectives import AlgorithmChoice
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement import DataParallel
-from weft.proving.lockstep import Proof, Trace, compare_traces, trace_ranks, trace_reference
 from weft.graph import GradientSink, State
+from weft.proving.lockstep import compare_ranks, trace_ranks, trace_references
+from weft.proving.method import Case
+from weft.proving.proof import Proof, Trace
 from weft.recipes import digits_cnn, digits_mlp, pydoc_gpt, pydoc_lstm
 from weft.specs import Mesh, parse_plan
 from weft.training.build import build_splits
@@ -51,6 +53,11 @@ def splits_of(data: Component) -> Splits:
     return build_splits(dataclasses.replace(digits_mlp(), fixed=dataclasses.replace(digits_mlp().fixed, data=data)))
 
 
+def case_of(recipe: Recipe, plan: str, num_steps: int, splits: Splits | None = None) -> Case:
+    chosen = recipe.with_setting("plan", plan)
+    return Case(chosen, splits or splits_of(recipe.fixed.data), 0, num_steps)
+
+
 def in_rank_order(topology: str = "native") -> MakeReplicas:
     return lambda group: DataParallel(RankOrderGroup(group), parse_plan(f"data={group.size} topology={topology}"))
 
@@ -64,11 +71,9 @@ def prove(
     choice: AlgorithmChoice | None = None,
     num_steps: int = STEPS,
 ) -> Proof:
-    splits, make = splits or splits_of(recipe.fixed.data), make or in_rank_order()
-    traces = run_virtual(
-        lambda group: trace_ranks(recipe, splits, 0, num_steps, make(group)), size, choice=choice
-    ).results
-    return compare_traces(list(traces), trace_reference(recipe, splits, 0, num_steps, size))
+    case, make = case_of(recipe, f"data={size}", num_steps, splits), make or in_rank_order()
+    traces = run_virtual(lambda group: trace_ranks(case, make(group)), size, choice=choice).results
+    return compare_ranks(list(traces), trace_references(case), case)
 
 
 # ---- what passes
@@ -296,11 +301,12 @@ def test_every_planted_fault_is_caught(fault: type[Faulty], optimizer: str) -> N
 def test_adam_alone_would_hide_a_wrong_scale() -> None:
     """Why slots are compared: Adam's parameters after a sum are those after a mean, up to its epsilon."""
     recipe, sound = small_mlp(optimizer="adam", optimizer__lr=0.001), in_rank_order()
-    splits = splits_of(recipe.fixed.data)
-    reference = parameters_only(trace_reference(recipe, splits, 0, STEPS, 2))
-    traces = run_virtual(lambda group: trace_ranks(recipe, splits, 0, STEPS, SumForMean(sound(group))), 2).results
-    assert compare_traces([parameters_only(trace) for trace in traces], reference, tolerance=1e-4).passed
-    assert not compare_traces(list(traces), trace_reference(recipe, splits, 0, STEPS, 2), tolerance=1e-4).passed
+    case = dataclasses.replace(case_of(recipe, "data=2", STEPS), tolerance=1e-4)
+    references = trace_references(case)
+    traces = run_virtual(lambda group: trace_ranks(case, SumForMean(sound(group))), 2).results
+    without_slots = [parameters_only(trace) for trace in traces], [parameters_only(trace) for trace in references]
+    assert compare_ranks(*without_slots, case).passed
+    assert not compare_ranks(list(traces), references, case).passed
 
 
 def parameters_only(trace: Trace) -> Trace:
@@ -310,6 +316,11 @@ def parameters_only(trace: Trace) -> Trace:
 # ---- the comparison itself
 
 
+def compare(ranks: list[Trace], reference: Trace) -> Proof:
+    case = case_of(small_mlp(), f"data={len(ranks)}", len(reference))
+    return compare_ranks(ranks, [reference] * len(ranks), case)
+
+
 def trace_of(*values: list[float]) -> Trace:
     return [{"w": torch.tensor(value)} for value in values]
 
@@ -317,28 +328,28 @@ def trace_of(*values: list[float]) -> Trace:
 def test_the_first_difference_is_told_with_its_place() -> None:
     reference = [{"w": torch.zeros(2, 3), "b": torch.ones(2)}] * 2
     wrong = [reference[0], {"w": torch.zeros(2, 3), "b": torch.tensor([1.0, 1.5])}]
-    proof = compare_traces([wrong, wrong], reference)
-    assert proof.finding == "after step 2, b[1] is off by 0.5 of its largest value"
+    proof = compare([wrong, wrong], reference)
+    assert proof.finding == "after step 2, b[1] of rank 0 is off by 0.5 of its largest value"
     assert (proof.passed, proof.largest_error) == (False, 0.5)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_what_is_not_finite_does_not_pass(bad: float) -> None:
-    assert not compare_traces([trace_of([bad, 1.0])] * 2, trace_of([1.0, 1.0])).passed
-    assert not compare_traces([trace_of([1.0, 1.0])] * 2, trace_of([bad, 1.0])).passed
-    assert not compare_traces([trace_of([bad, 1.0])] * 2, trace_of([bad, 1.0])).passed
+    assert not compare([trace_of([bad, 1.0])] * 2, trace_of([1.0, 1.0])).passed
+    assert not compare([trace_of([1.0, 1.0])] * 2, trace_of([bad, 1.0])).passed
+    assert not compare([trace_of([bad, 1.0])] * 2, trace_of([bad, 1.0])).passed
 
 
 def test_equal_replicas_that_are_all_wrong_do_not_pass() -> None:
-    assert not compare_traces([trace_of([2.0])] * 3, trace_of([1.0])).passed
+    assert not compare([trace_of([2.0])] * 3, trace_of([1.0])).passed
 
 
 def test_right_and_wrong_replicas_do_not_pass() -> None:
-    proof = compare_traces([trace_of([1.0]), trace_of([1.0 + 2.0**-23])], trace_of([1.0]))
+    proof = compare([trace_of([1.0]), trace_of([1.0 + 2.0**-23])], trace_of([1.0]))
     assert proof.finding == "replicas differ after step 1: w of rank 1 is not that of rank 0"
 
 
 @pytest.mark.parametrize("found", [[{"w": torch.ones(1)}], [{"w": torch.ones(1), "b": torch.ones(1)}] * 2])
 def test_traces_of_another_shape_are_no_proof(found: Trace) -> None:
     """A step or a tensor too few is a fault of the run, not a pass."""
-    assert not compare_traces([found, found], trace_of([1.0], [1.0])).passed
+    assert not compare([found, found], trace_of([1.0], [1.0])).passed

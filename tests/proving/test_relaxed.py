@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from tests.distributed.consistency.cases import make_replicas, prove, small_mlp
-from tests.proving.test_lockstep import Faulty, FlippedBit
+from tests.proving.test_lockstep import Faulty, FlippedBit, case_of
 from weft.distributed.consistency import Gossip, LocalAveraging, RelaxedReplicas
 from weft.distributed.consistency.elastic import ElasticAveraging
 from weft.distributed.consistency.parcel import Parcel
-from weft.proving.relaxed import compare_replicas, first_step_of, steps_needed
 from weft.distributed.group import AbstractGroup
-from weft.proving.lockstep import Trace
 from weft.graph import GradientSink
+from weft.proving.lockstep import Lockstep, compare_ranks, first_step_of
+from weft.proving.proof import Proof, Trace
 from weft.specs import parse_plan
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import AbstractReplicas, Update
@@ -59,8 +59,8 @@ def test_ranks_without_samples_follow_too() -> None:
 
 def test_enough_steps_are_traced_to_see_two_meetings() -> None:
     def of(text: str) -> tuple[int, int]:
-        choice = parse_plan(f"data=2 consistency={text}").consistency
-        return steps_needed(choice, 5), first_step_of(choice)
+        plan = parse_plan(f"data=2 consistency={text}")
+        return Lockstep().steps_needed(plan, 5), first_step_of(plan.consistency)
 
     assert of("local(8)") == (17, 0)
     assert of("local(8,after=100)") == (18, 99)
@@ -203,15 +203,19 @@ def test_replicas_that_should_be_equal_must_be_so_to_the_last_bit() -> None:
     assert proof.finding.startswith("replicas differ after step 2"), proof.finding
 
 
+def compare(ranks: list[Trace], references: list[Trace]) -> Proof:
+    return compare_ranks(ranks, references, case_of(small_mlp(), "data=2 consistency=local(2)", 1))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1.1])
 def test_a_difference_is_told_with_its_rank_and_place(bad: float) -> None:
-    def trace_of(value: float) -> Trace:
-        return [{"w": torch.tensor([1.0, value])}]
+    def trace_of(value: float, expected: float = 2.0) -> Trace:
+        return [{"w": torch.tensor([expected, value])}]
 
-    proof = compare_replicas([trace_of(1.0), trace_of(bad)], [trace_of(1.0), trace_of(1.0)])
+    proof = compare([trace_of(1.0), trace_of(bad, 1.0)], [trace_of(1.0), trace_of(1.0, 1.0)])
     assert not proof.passed and proof.finding.startswith("after step 1, w[1] of rank 1 is off by ")
 
 
 def test_traces_of_another_shape_are_no_proof() -> None:
     one = [{"w": torch.ones(1)}]
-    assert not compare_replicas([one, one * 2], [one, one]).passed
+    assert not compare([one, one * 2], [one, one]).passed

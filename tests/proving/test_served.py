@@ -11,20 +11,23 @@ from torch import Tensor
 
 from tests.distributed.consistency.server.faulty_updates import FAULTY_UPDATES, forgetful, true_update
 from tests.distributed.consistency.server.test_hosts import far
-from tests.proving.test_lockstep import small_mlp, splits_of, with_settings
+from tests.distributed.virtual_plan import run_plan
+from tests.proving.test_lockstep import case_of, small_mlp, with_settings
 from weft.distributed.consistency.server import Commit, Decision, Drop, Release, Rounds, Shard, read_decisions
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Delay
-from weft.distributed.group.virtual import TEN_GIGABIT, die, run_virtual
-from weft.distributed.mailbox import FaultyMailbox, MailFault, VirtualMailbox
-from weft.proving.lockstep import Proof
-from weft.proving.served import audit, hold_to_equations, judge, trace_training
-from weft.distributed.channels.servers import Service
-from weft.simulation.simulate import with_host_servers
+from weft.distributed.group.virtual import TEN_GIGABIT
+from weft.distributed.mailbox import MailFault
+from weft.distributed.realise import RunSpec
 from weft.planning.network import NetworkModel
+from weft.proving.method import Case
+from weft.proving.own_pace import train_to_the_end
+from weft.proving.proof import Proof, copy_of
+from weft.proving.served import audit, hold_to_equations, with_replay
 from weft.specs import parse_plan
 from weft.training.events import Event, StepStarted
 from weft.training.recipe import Recipe
+from weft.training.replicas import AbstractReplicas
 
 NUM_BATCHES = 5
 
@@ -33,33 +36,34 @@ def run(
     recipe: Recipe, path: Path, faults: Sequence[MailFault] = (), network: NetworkModel = TEN_GIGABIT
 ) -> tuple[list[list[Decision]], dict[str, Tensor]]:
     """Some batches on virtual ranks, of which the last is slow: what the shards recorded, and the end."""
-    service, splits = Service(recipe, (0,), run=path), splits_of(recipe.fixed.data)
-    plan = service.plan
+    case, plan = itself(recipe), recipe.mutable.plan
 
-    def program(group: AbstractGroup) -> dict[str, Tensor]:
-        mailbox, rank = FaultyMailbox(VirtualMailbox(group), faults, die=die), group.rank
-        if rank >= plan.num_ranks:
-            service.server(rank - plan.num_ranks)(mailbox)
-            return {}
-
+    def work(group: AbstractGroup, replicas: AbstractReplicas) -> dict[str, Tensor]:
         def pace(event: Event) -> None:
             if isinstance(event, StepStarted):
-                group.clock.charge(0.035 if rank == plan.num_ranks - 1 else 0.01 + 0.001 * rank)
+                group.clock.charge(0.035 if group.rank == plan.num_ranks - 1 else 0.01 + 0.001 * group.rank)
 
-        return trace_training(recipe, splits, 0, NUM_BATCHES, service.worker(mailbox), pace)
+        state, _ = train_to_the_end(case, replicas, pace)
+        with replicas.use_consensus(state.model):
+            return copy_of(state.model.parameters, replicas.collect(state.optimizer))
 
-    ends = run_virtual(program, plan.num_addresses, network=with_host_servers(network, plan), timeout=1e6).results
-    return [read_decisions(path, 0, shard) for shard in range(int(plan.topology["shards"]))], ends[0]
+    spec = RunSpec.of(recipe, (0,), run=path)
+    ends = run_plan(plan, work, spec=spec, faults=faults, network=network).results
+    return [read_decisions(path, 0, shard) for shard in range(plan.num_shards)], ends[0]
+
+
+def itself(recipe: Recipe) -> Case:
+    return case_of(recipe, str(recipe.mutable.plan), NUM_BATCHES)
 
 
 def prove(recipe: Recipe, path: Path, said: str | None = None, **options: Any) -> Proof:
     """A run against the audit and the equations of its plan, or of another that it is said to have had."""
     decisions, end = run(recipe, path, **options)
-    told = recipe.with_setting("plan", said or recipe.mutable.plan)
-    faults = audit(parse_plan(told.mutable.plan), decisions)
+    told = case_of(recipe, said or str(recipe.mutable.plan), NUM_BATCHES)
+    faults = audit(told.plan, decisions)
     if faults:
         return Proof(False, False, 0, math.inf, 0.0, faults[0])
-    return hold_to_equations(told, splits_of(recipe.fixed.data), 0, decisions, end)
+    return hold_to_equations(told, decisions, end)
 
 
 def planned(scheme: str, num_shards: int = 2, **settings: object) -> Recipe:
@@ -93,8 +97,8 @@ def test_shards_that_disagree_about_who_was_late_are_followed(tmp_path: Path) ->
     decisions, end = run(recipe, tmp_path, faults=[Delay(1, 0.06, first_call=4)])
     first, second = ([d for d in own if isinstance(d, Drop)] for own in decisions)
     assert first != second
-    assert audit(parse_plan(recipe.mutable.plan), decisions) == []
-    proof = hold_to_equations(recipe, splits_of(recipe.fixed.data), 0, decisions, end)
+    assert audit(recipe.mutable.plan, decisions) == []
+    proof = hold_to_equations(itself(recipe), decisions, end)
     assert proof.is_bitwise, proof.finding
 
 
@@ -102,10 +106,10 @@ def test_host_servers_and_clipping_are_followed(tmp_path: Path) -> None:
     recipe = small_mlp(plan="data=5 consistency=async topology=server(shards=2,inner=3)", clip_norm=0.3)
     decisions, end = run(recipe, tmp_path, network=far())
     assert any(isinstance(d, Commit) and len(d.pushes) > 1 for d in decisions[0])
-    proof = hold_to_equations(recipe, splits_of(recipe.fixed.data), 0, decisions, end)
+    proof = hold_to_equations(itself(recipe), decisions, end)
     assert proof.is_bitwise, proof.finding
     other = with_settings(recipe, clip_norm=0.4)
-    assert not hold_to_equations(other, splits_of(recipe.fixed.data), 0, decisions, end).passed
+    assert not hold_to_equations(itself(other), decisions, end).passed
 
 
 def test_dropout_accumulation_and_a_schedule_are_followed(tmp_path: Path) -> None:
@@ -181,11 +185,9 @@ def test_the_proof_tells_the_first_fault() -> None:
 
 
 def test_the_verdict_needs_the_equations_and_the_replay() -> None:
-    plan, held = (
-        parse_plan("data=2 consistency=async topology=server"),
-        Proof(True, True, 9, 0.0, 1e-5, "as it should be"),
-    )
-    passed = judge(plan, 1, held, is_same=True)
+    case = case_of(small_mlp(), "data=2 consistency=async topology=server", 1)
+    held = Proof(True, True, 9, 0.0, 1e-5, "as it should be")
+    passed = with_replay(case, held, is_same=True)
     assert passed.passed and "as it should be; and again by its record" in passed.finding
-    assert "do not lead to the same" in judge(plan, 1, held, is_same=False).finding
-    assert judge(plan, 1, replace(held, passed=False), is_same=True).finding == "as it should be"
+    assert "do not lead to the same" in with_replay(case, held, is_same=False).finding
+    assert with_replay(case, replace(held, passed=False), is_same=True).finding == "as it should be"

@@ -9,8 +9,8 @@ from itertools import count
 import pytest
 from rich.console import Console
 
-from weft.runs.progress import LINES_PER_TRAINING, Snapshot, advance, bar_numbers, start, use_progress
 from weft.records.record import Evaluation
+from weft.runs.progress import LINES_PER_TRAINING, Snapshot, advance, bar_numbers, start, use_progress
 from weft.training import events
 from weft.training.events import Event, Progress, StepResult
 

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from weft.distributed.group.clock import AbstractClock
-from weft.simulation.computation import ChargingExecutor, ChargingOptimizer, ComputeModel, spread_evenly
-from weft.simulation.timing import measure_computation
 from weft.errors import UsageError
 from weft.graph import EagerExecutor
 from weft.recipes import digits_mlp
+from weft.simulation.computation import ChargingExecutor, ChargingOptimizer, ComputeModel, spread_evenly
+from weft.simulation.timing import measure_computation
 from weft.specs import Batch
 from weft.training.build import build_splits
 from weft.training.optimizers import OPTIMIZERS

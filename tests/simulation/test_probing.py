@@ -2,10 +2,10 @@
 
 import pytest
 
-from weft.distributed.place.launched import Place
-from weft.simulation.probing import ClusterProbe, probe_cluster, seconds_per_byte_reduced, table_of_choices
+from weft.distributed.place import Launch
 from weft.errors import UsageError
 from weft.planning import ClusterSpec, Link
+from weft.simulation.probing import ClusterProbe, probe_cluster, seconds_per_byte_reduced, table_of_choices
 
 CLUSTER = ClusterSpec(("a", "b"), 4, inside=Link(1e-6, 1e-10), between=Link(1e-4, 1e-9), gamma=1e-10)
 
@@ -32,8 +32,8 @@ def test_ranks_that_exist_are_joined_and_the_first_tells(monkeypatch: pytest.Mon
     monkeypatch.setattr("weft.simulation.probing.probe_rank", lambda: found)
     told = []
     for rank in range(2):
-        place = Place("torchrun", rank, 2, "h:1", 2)
-        monkeypatch.setattr("weft.simulation.probing.find_place", lambda place=place: place)
+        place = Launch("torchrun", rank, 2, "h:1", 2)
+        monkeypatch.setattr("weft.simulation.probing.find_launch", lambda place=place: place)
         told.append(probe_cluster(7))
     assert told[0] is not None and told[0].cluster == ClusterSpec(("a",), 2, Link(0.5, 0.25), Link(0.5, 0.25), 0.125)
     assert told[1] is None

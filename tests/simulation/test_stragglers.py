@@ -6,9 +6,9 @@ from statistics import fmean
 import pytest
 
 from weft.distributed.group import Kill
-from weft.simulation.stragglers import Drawn, Occasional, Slow, check_ranks, parse_failures, parse_stragglers, slowness
 from weft.errors import RunFolderError, UsageError
 from weft.metrics.measure import Measurements
+from weft.simulation.stragglers import Drawn, Occasional, Slow, check_ranks, parse_failures, parse_stragglers, slowness
 
 
 def test_words_mean_what_they_say() -> None:

@@ -23,8 +23,8 @@ from weft.cli.prove import prove
 from weft.cli.run import run
 from weft.cli.show import show
 from weft.cli.simulate import simulate
+from weft.console import error_console
 from weft.errors import WeftError
-from weft.report.console import error_console
 
 __all__ = ["app", "main"]
 

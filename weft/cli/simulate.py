@@ -8,7 +8,7 @@ import typer
 from weft.cli.options import Json, Plan, Settings
 
 if TYPE_CHECKING:
-    from weft.simulation.simulate import Simulation
+    from weft.simulation.simulation import Simulation
 
 __all__ = ["simulate"]
 
@@ -48,14 +48,14 @@ def simulate(
     json: Json = False,
 ) -> None:
     """Train on virtual ranks in this process; times in the result are those that the cluster would take."""
+    from weft.console import error_console
     from weft.distributed.group.virtual import TEN_GIGABIT
     from weft.planning.cluster import read_cluster
     from weft.planning.network import network_of
-    from weft.report.console import error_console
     from weft.runs.job import choose_recipe, new_job
     from weft.runs.progress import use_progress
     from weft.runs.replay import compare_replay, replayed_job
-    from weft.simulation.simulate import simulate as run_simulation
+    from weft.simulation.simulation import simulate as run_simulation
     from weft.simulation.stragglers import check_ranks, parse_failures, parse_stragglers
 
     network = TEN_GIGABIT if cluster is None else network_of(read_cluster(cluster))

@@ -2,7 +2,7 @@
 
 from weft.proving.convergence import check_convergence, check_target
 from weft.proving.executors import prove_executors
+from weft.proving.plan_proof import prove
 from weft.proving.proof import Proof
-from weft.proving.prove import prove
 
 __all__ = ["Proof", "check_convergence", "check_target", "prove", "prove_executors"]

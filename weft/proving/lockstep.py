@@ -11,16 +11,15 @@ The reference is written without any of the code that it judges: no group, no me
 same in its replicas, to the last bit, must be so in the ranks too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
 import torch
 from torch import Tensor
 
-from weft.graph import relative_error
 from weft.proving.method import AbstractMethod, Case, Evidence
-from weft.proving.proof import Proof, Trace, copy_of, failed, pack_trace, unpack_trace
+from weft.proving.proof import Proof, Trace, copy_of, error_of, failed, pack_trace, unpack_trace
 from weft.proving.reference import (
     Replica,
     add_weighted,
@@ -54,7 +53,7 @@ class Lockstep(AbstractMethod):
         """Enough to see two meetings and what follows them, and the last synchronous step where there are some."""
         if plan.consistency.name == "sync":
             return num_steps
-        period = int(dict(plan.consistency.parameters).get("steps", 1))
+        period = int(plan.consistency.get("steps", 1))
         return max(num_steps, 2 * period + 1 + (_after(plan.consistency) > 0))
 
     def trace(self, case: Case, replicas: AbstractReplicas) -> dict[str, Tensor]:
@@ -70,7 +69,7 @@ def first_step_of(choice: Choice) -> int:
 
 
 def _after(choice: Choice) -> int:
-    return int(dict(choice.parameters).get("after", 0))
+    return int(choice.get("after", 0))
 
 
 def trace_ranks(case: Case, replicas: AbstractReplicas) -> Trace:
@@ -165,21 +164,30 @@ def compare_ranks(ranks: Sequence[Trace], references: Sequence[Trace], case: Cas
         if [step.keys() for step in trace] != [step.keys() for step in reference]:
             return failed(f"rank {rank} did not trace the steps and tensors of the reference", num_steps, tolerance)
     for step in range(num_steps):
+        apart = _first_apart([trace[step] for trace in ranks], [trace[step] for trace in references])
+        if apart:
+            return failed(f"replicas differ after step {step + 1}: {apart}", num_steps, tolerance)
         for rank, (trace, reference) in enumerate(zip(ranks, references, strict=True)):
             for name, expected in reference[step].items():
                 found = trace[step][name]
-                is_common = torch.equal(expected, references[0][step][name])
-                if is_common and not torch.equal(found, ranks[0][step][name]):
-                    finding = f"replicas differ after step {step + 1}: {name} of rank {rank} is not that of rank 0"
-                    return failed(finding, num_steps, tolerance)
                 is_bitwise = is_bitwise and torch.equal(found, expected)
-                error, where = relative_error(found, expected)
+                error, where = error_of(found, expected)
                 largest = max(largest, error)
                 if not error <= tolerance:
                     what = f"{name}{where} of rank {rank} is off by {error:.3g} of its largest value"
                     return failed(f"after step {step + 1}, {what}", num_steps, tolerance, largest)
     how = "to the last bit" if is_bitwise else f"to {largest:.2g} of each tensor's largest value"
     return Proof(True, is_bitwise, num_steps, largest, tolerance, f"{_shown(case, num_steps)}, {how}")
+
+
+def _first_apart(ranks: Sequence[Mapping[str, Tensor]], references: Sequence[Mapping[str, Tensor]]) -> str:
+    """A tensor that should be equal on two ranks and is not."""
+    for rank, (found, expected) in enumerate(zip(ranks, references, strict=True)):
+        for name, tensor in expected.items():
+            is_common = torch.equal(tensor, references[0][name])
+            if is_common and not torch.equal(found[name], ranks[0][name]):
+                return f"{name} of rank {rank} is not that of rank 0"
+    return ""
 
 
 def _shown(case: Case, num_steps: int) -> str:

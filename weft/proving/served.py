@@ -32,7 +32,7 @@ from weft.training.optimizers import OptimizerState
 from weft.training.replicas import AbstractReplicas
 from weft.training.sampling import share
 
-__all__ = ["Served", "audit", "hold_to_equations"]
+__all__ = ["Served", "audit", "hold_to_equations", "with_replay"]
 
 
 @final
@@ -45,7 +45,7 @@ class Served(AbstractMethod):
 
     def steps_needed(self, plan: Plan, num_steps: int) -> int:
         """Of elastic ranks, enough to see each visit the centre twice and come back."""
-        return max(num_steps, 2 * int(dict(plan.consistency.parameters).get("steps", 0)) + 1)
+        return max(num_steps, 2 * int(plan.consistency.get("steps", 0)) + 1)
 
     def trace(self, case: Case, replicas: AbstractReplicas) -> dict[str, Tensor]:
         """The parameters and the optimizer's slots when all have ended."""
@@ -61,10 +61,10 @@ class Served(AbstractMethod):
         if faults:
             return failed(faults[0], case.num_steps, case.tolerance)
         held = hold_to_equations(case, decisions, first.ranks[0])
-        return _with_replay(case, held, is_same=all(are_equal(first.ranks[0], run.ranks[0]) for run in runs[1:]))
+        return with_replay(case, held, is_same=all(are_equal(first.ranks[0], run.ranks[0]) for run in runs[1:]))
 
 
-def _with_replay(case: Case, held: Proof, *, is_same: bool) -> Proof:
+def with_replay(case: Case, held: Proof, *, is_same: bool) -> Proof:
     """The first difference, or what was shown."""
     kept = f"{case.plan.num_ranks} workers kept their consistency for {case.num_steps} global batches"
     finding = f"{kept}, by the records of servers; {held.finding}; and again by its record, to the last bit"

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from weft.console import error_console
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.place import LaunchedPlace, open_group
 from weft.distributed.realise import RunSpec, realise
-from weft.report.console import error_console
 from weft.runs.job import Job
 from weft.runs.progress import use_progress
 from weft.training.process import keep_freed_memory

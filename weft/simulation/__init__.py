@@ -1,5 +1,5 @@
 """The virtual cluster as an instrument: trainings on many ranks, real mathematics in virtual time."""
 
-from weft.simulation.simulate import Simulation, simulate
+from weft.simulation.simulation import Simulation, simulate
 
 __all__ = ["Simulation", "simulate"]

@@ -25,6 +25,10 @@ class Choice:
     def __getitem__(self, parameter: str) -> Number:
         return dict(self.parameters)[parameter]
 
+    def get(self, parameter: str, default: Number) -> Number:
+        """The value of a parameter, where the choice has it."""
+        return dict(self.parameters).get(parameter, default)
+
     def __str__(self) -> str:
         inside = ",".join(f"{key}={value}" for key, value in self.parameters)
         return f"{self.name}({inside})" if inside else self.name
@@ -80,7 +84,7 @@ class Plan:
     @property
     def ranks_per_host(self) -> int:
         """Ranks to a host server; 1 means that there are none."""
-        return int(self.topology["inner"]) if self.topology.name == "server" else 1
+        return int(self.topology.get("inner", 1)) if self.topology.name == "server" else 1
 
     @property
     def num_hosts(self) -> int:
@@ -101,7 +105,7 @@ class Plan:
             num_shards=self.num_shards,
             num_hosts=self.num_hosts,
             ranks_per_host=self.ranks_per_host,
-            is_own=self.topology.name == "server" and self.topology["place"] == "own",
+            is_own=self.topology.get("place", "shared") == "own",
         )
 
     def __str__(self) -> str:

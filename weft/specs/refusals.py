@@ -36,7 +36,7 @@ def _meets_at_servers(plan: Plan) -> bool:
 
 def _has_own_servers(plan: Plan) -> bool:
     """Whether servers are processes of their own."""
-    return plan.topology.name == "server" and plan.topology["place"] == "own"
+    return plan.topology.get("place", "shared") == "own"
 
 
 def _commits_by_clock(plan: Plan) -> bool:

@@ -139,7 +139,7 @@ def check_recipe(recipe: Recipe, *, is_training: bool = True) -> None:
     if plan.num_replicas > mutable.batch_size:
         numbers = f"ranks: {plan.num_replicas}, batch_size: {mutable.batch_size}"
         raise RecipeError(f"more ranks than samples in a batch ({numbers}); raise batch_size or use fewer ranks")
-    if plan.consistency.name == "backup" or dict(plan.consistency.parameters).get("commit") == "clock":
+    if plan.consistency.name == "backup" or plan.consistency.get("commit", "") == "clock":
         _check_clipping(mutable, plan)
     if plan.topology.name == "server" and plan.channel == "all_reduce" and mutable.optimizer.name == "torch":
         raise RecipeError(

@@ -20,7 +20,6 @@ from weft.distributed.consistency.server import ServedReplicas, serve, settings_
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox
-from weft.distributed.channels.neighbours import Pairing
 from weft.errors import DivergedError
 from weft.records.record import Repetition, RunRecord
 from weft.records.record_file import read_record
@@ -219,12 +218,12 @@ def test_pairs_begin_with_the_mean_of_ranks_that_were_apart(tmp_path: Path, monk
     # Regression: the weights were rank 0's, and slots each rank's own.
     with interrupt_on(monkeypatch, 0, 3), pytest.raises(KeyboardInterrupt):
         run_on(3, recipe_of_steps(batch_size=64), tmp_path / "run", "gossip(ring)")
-    pairing = Pairing(parse_plan("data=3 consistency=gossip(complete,mix=pair)"), (0,))
+    plan = parse_plan("data=3 consistency=gossip(complete,mix=pair)")
 
     def work(_: AbstractGroup, replicas: GossipReplicas) -> RunRecord:
         return resume_run(RunFolder(tmp_path / "run"), replicas=replicas)
 
-    found, mean = begin_again(monkeypatch, tmp_path / "run", lambda: run_pairs(pairing, work))
+    found, mean = begin_again(monkeypatch, tmp_path / "run", lambda: run_pairs(plan, work))
     assert all(same(found[rank], mean, 1e-6) for rank in range(3))
 
 

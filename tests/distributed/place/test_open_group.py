@@ -5,8 +5,8 @@ import pytest
 from tests.processes.launchers import mpirun, run_launched, torchrun
 from tests.processes.ranks import run_processes
 from weft.distributed.group import SoloGroup
-from weft.distributed.place.open_group import Kind, choose_kind, meet
-from weft.distributed.place.launched import Place
+from weft.distributed.place import Launch
+from weft.distributed.place.open_group import Kind, choose_kind, open_group
 from weft.errors import UsageError
 
 KINDS = ["auto", "torch", "hierarchical", "shared_memory"]
@@ -14,40 +14,40 @@ MET = ["SharedMemoryGroup 0 3", "TorchGroup 1 3", "HierarchicalGroup 2 3", "Shar
 
 
 @pytest.mark.parametrize(
-    ("place", "kind"),
+    ("launch", "kind"),
     [
-        (Place("nobody"), "solo"),
-        (Place("weft", 1, 2, "/folder", 2), "shared_memory"),
-        (Place("torchrun", 0, 1, "h:1", 1), "solo"),
-        (Place("torchrun", 0, 4, "h:1", 4), "shared_memory"),
-        (Place("torchrun", 0, 4, "h:1", 2), "hierarchical"),
-        (Place("torchrun", 0, 4, "h:1", 1), "torch"),
-        (Place("mpirun", 0, 4, "", 4), "shared_memory"),
-        (Place("mpirun", 0, 4, "", 2), "mpi"),
+        (Launch("nobody"), "solo"),
+        (Launch("weft", 1, 2, "/folder", 2), "shared_memory"),
+        (Launch("torchrun", 0, 1, "h:1", 1), "solo"),
+        (Launch("torchrun", 0, 4, "h:1", 4), "shared_memory"),
+        (Launch("torchrun", 0, 4, "h:1", 2), "hierarchical"),
+        (Launch("torchrun", 0, 4, "h:1", 1), "torch"),
+        (Launch("mpirun", 0, 4, "", 4), "shared_memory"),
+        (Launch("mpirun", 0, 4, "", 2), "mpi"),
     ],
 )
-def test_the_kind_follows_from_the_place(place: Place, kind: Kind) -> None:
-    assert choose_kind(place) == kind
+def test_the_kind_follows_from_the_place(launch: Launch, kind: Kind) -> None:
+    assert choose_kind(launch) == kind
 
 
 def test_one_rank_alone_needs_no_transport() -> None:
-    group = meet(Place("nobody"), generation=3)
+    group = open_group(Launch("nobody"), generation=3)
     assert isinstance(group, SoloGroup)
     assert (group.size, group.generation) == (1, 3)
 
 
 @pytest.mark.parametrize(
-    ("place", "kind", "text"),
+    ("launch", "kind", "text"),
     [
-        (Place("weft", 0, 2, "/folder", 2), "solo", "solo is for one rank"),
-        (Place("torchrun", 0, 4, "h:1", 2), "shared_memory", "choose hierarchical, torch or mpi"),
-        (Place("weft", 0, 2, "/folder", 2), "mpi", "use mpirun"),
-        (Place("nobody"), "torhc", "did you mean 'torch'"),
+        (Launch("weft", 0, 2, "/folder", 2), "solo", "solo is for one rank"),
+        (Launch("torchrun", 0, 4, "h:1", 2), "shared_memory", "choose hierarchical, torch or mpi"),
+        (Launch("weft", 0, 2, "/folder", 2), "mpi", "use mpirun"),
+        (Launch("nobody"), "torhc", "did you mean 'torch'"),
     ],
 )
-def test_what_cannot_be_is_refused_with_a_cure(place: Place, kind: Kind, text: str) -> None:
+def test_what_cannot_be_is_refused_with_a_cure(launch: Launch, kind: Kind, text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        meet(place, kind)
+        open_group(launch, kind)
 
 
 def test_own_ranks_meet_in_their_folder() -> None:

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from weft.distributed.mailbox import AbstractMailbox
+from weft.distributed.place import Launch, find_launch, open_launched_mailbox, open_mailbox
 from weft.distributed.secret import make_secret, write_secret
-from weft.engines import post as post_module
 from weft.engines.local import run_ranks
-from weft.distributed.place.launched import Place, find_place
-from weft.distributed.place.open_mailbox import join_post
 from weft.engines.program import Program
 from weft.errors import UsageError
 
@@ -27,39 +25,39 @@ def talk(server: AbstractMailbox, worker: AbstractMailbox) -> None:
 @pytest.mark.parametrize("kind", ["auto", "tcp"])
 def test_ranks_and_a_server_beside_them_meet_in_the_folder_of_the_run(tmp_path: Path, kind: str) -> None:
     write_secret(tmp_path, make_secret())
-    places = [Place("weft", rank, 2, str(tmp_path), 2) for rank in range(2)]
-    server = join_post(places[0], kind, address=2, known=range(3))  # type: ignore[arg-type]
-    talk(server, join_post(places[1], kind))  # type: ignore[arg-type]
+    places = [Launch("weft", rank, 2, str(tmp_path), 2) for rank in range(2)]
+    server = open_launched_mailbox(places[0], kind, address=2, known=range(3))  # type: ignore[arg-type]
+    talk(server, open_launched_mailbox(places[1], kind))  # type: ignore[arg-type]
 
 
 def test_a_run_without_a_secret_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WEFT_SECRET", raising=False)
     with pytest.raises(UsageError, match="there is no secret"):
-        join_post(Place("weft", 0, 2, str(tmp_path), 2))
+        open_launched_mailbox(Launch("weft", 0, 2, str(tmp_path), 2))
 
 
 def test_ranks_that_share_no_folder_meet_through_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
     c10d: Any = torch.distributed  # its type stubs lack the stores
     store = c10d.HashStore()
-    monkeypatch.setattr(post_module, "open_notes", lambda place, timeout: store)
+    monkeypatch.setattr(open_mailbox, "open_store", lambda place, timeout: store)
     monkeypatch.setenv("WEFT_SECRET", make_secret().hex())
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    places = [Place("torchrun", rank, 2, "h:1", 1) for rank in range(2)]
-    talk(join_post(places[0]), join_post(places[1]))
+    places = [Launch("torchrun", rank, 2, "h:1", 1) for rank in range(2)]
+    talk(open_launched_mailbox(places[0]), open_launched_mailbox(places[1]))
 
 
 def test_shared_memory_is_for_one_host_and_tcp_needs_an_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    apart = Place("torchrun", 0, 2, "h:1", 1)
+    apart = Launch("torchrun", 0, 2, "h:1", 1)
     with pytest.raises(UsageError, match="shared memory joins ranks of one host"):
-        join_post(apart, "shared_memory")
+        open_launched_mailbox(apart, "shared_memory")
     with pytest.raises(UsageError, match="GLOO_SOCKET_IFNAME"):
-        join_post(apart)
+        open_launched_mailbox(apart)
 
 
 def rank_program() -> float:
-    place = find_place()
-    mailbox = join_post(place)
+    place = find_launch()
+    mailbox = open_launched_mailbox(place)
     mailbox.await_peers(range(place.size), mailbox.clock.now() + 30)
     if place.rank == 0:
         total = sum(float(mailbox.receive("push").tensors[0].sum()) for _ in range(place.size - 1))

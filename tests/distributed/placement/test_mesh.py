@@ -4,7 +4,7 @@ import torch
 
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
-from weft.distributed.mesh import MeshGroups
+from weft.distributed.placement.mesh import MeshGroups
 from weft.specs import Mesh
 
 

@@ -27,9 +27,9 @@ from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
 from weft.distributed.group.virtual import TEN_GIGABIT, die, run_virtual
 from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, MailFault, RecordingMailbox, VirtualMailbox
-from weft.simulation.simulate import with_host_servers
 from weft.graph import State
 from weft.planning.network import NetworkModel
+from weft.simulation.place import with_host_servers
 from weft.specs import Plan, parse_plan
 from weft.training.optimizers import AbstractOptimizer, Momentum, Optimizer
 from weft.training.replicas import Update
@@ -206,7 +206,7 @@ def train(text: str, course: Course | None = None, **options: object) -> Outcome
         settings = course.spoil_worker(settings_of(plan, course.make_optimizer(), course.clip_norm))
         return work(ServedReplicas(mailbox, settings, [0]), course, group.clock.charge)
 
-    found = run_virtual(program, plan.num_addresses, network=with_host_servers(course.network, plan), timeout=1e6)
+    found = run_virtual(program, plan.roles.num_addresses, network=with_host_servers(course.network, plan), timeout=1e6)
     size = plan.num_ranks
     ordered = [mailboxes[rank] for rank in sorted(mailboxes)]
     return Outcome(list(found.results[:size]), list(found.results[size:]), ordered, max(found.seconds))

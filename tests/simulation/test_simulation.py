@@ -12,15 +12,15 @@ from weft.distributed.group import Kill
 from weft.distributed.group.virtual import Span
 from weft.distributed.placement import buckets
 from weft.engines import local
-from weft.simulation.computation import ComputeModel
-from weft.simulation.simulate import Simulation, simulate
-from weft.simulation.stragglers import Slow, Straggler
 from weft.errors import DivergedError, PeerLostError, RunFolderError, UsageError
+from weft.planning import Link, NetworkModel
+from weft.recipes import digits_mlp
 from weft.records.record import RunRecord
 from weft.records.record_file import read_record, write_record
 from weft.records.run_folder import RunFolder, create_run_folder
-from weft.planning import Link, NetworkModel
-from weft.recipes import digits_mlp
+from weft.simulation.computation import ComputeModel
+from weft.simulation.simulation import Simulation, simulate
+from weft.simulation.stragglers import Slow, Straggler
 from weft.training.recipe import Recipe
 from weft.training.run import resume_run
 
