@@ -52,7 +52,7 @@ Into = Sequence[Tensor] | None
 class Message:
     """A message as it is handed out; its tensors belong to the receiver.
 
-    `incarnation` tells the lives of a peer apart: a peer that comes back has a higher one than before.
+    `incarnation`: a peer that comes back has a higher one than before.
     """
 
     source: int
@@ -97,14 +97,14 @@ class AbstractMailbox(ABC):
       be changed again, which does not say that the message has arrived.
     - Peers may come at any time, go at any time, and come back. A send to one that is not there raises PeerLostError.
     - A peer may write to itself. One thread may wait while another sends; closing ends all waiting.
-    - Nothing is unpickled. What is malformed, too large, forged or from a stranger is refused, and counted.
+    - Nothing is unpickled. What is malformed, too large, forged or from nobody of the run is refused, and counted.
     """
 
     address: int
     """Under which the others write to this one."""
 
     incarnation: int
-    """Tells this life of the address from those before it."""
+    """Higher than that of any earlier mailbox with this address."""
 
     clock: AbstractClock
 

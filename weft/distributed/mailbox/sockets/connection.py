@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import final
 
 from torch import Tensor
@@ -63,12 +62,6 @@ class _ByteBuffer:
         return count
 
 
-@dataclass(slots=True)
-class _QueuedFrame:
-    views: list[memoryview]
-    work: SendWork | None
-
-
 @final
 class _FrameWriter:
     """The outgoing side, for any thread. `on_blocked` is called when the kernel takes no more: the loop must help."""
@@ -81,7 +74,7 @@ class _FrameWriter:
         self._signs_bodies = session.signs_bodies
         self._on_blocked = on_blocked
         self._lock = threading.Lock()
-        self._queue: deque[_QueuedFrame] = deque()
+        self._queue: deque[tuple[list[memoryview], SendWork | None]] = deque()
         self._sequence = 0
 
     def send(
@@ -92,7 +85,7 @@ class _FrameWriter:
         with self._lock:
             if self.error is not None:
                 return False
-            self._add(kind, meta, views, digest, work)
+            self._queue.append((self._pack(kind, meta, views, digest), work))
             self._write()
             is_blocked = bool(self._queue)
         if is_blocked:
@@ -101,20 +94,13 @@ class _FrameWriter:
 
     def queue_welcome(self) -> None:
         """Queue the first frame, to be written before all others, with them or when the loop flushes."""
-        self._add(Kind.WELCOME)
+        self._queue.append((self._pack(Kind.WELCOME, b"", (), None), None))
 
-    def _add(
-        self,
-        kind: Kind,
-        meta: bytes = b"",
-        views: Sequence[memoryview] = (),
-        digest: bytes | None = None,
-        work: SendWork | None = None,
-    ) -> None:
+    def _pack(self, kind: Kind, meta: bytes, views: Sequence[memoryview], digest: bytes | None) -> list[memoryview]:
         head = frames.pack_head(self._key, kind, self._sequence, meta, sum(view.nbytes for view in views))
         self._sequence += 1
         tail = [memoryview(frames.sign_body(self._key, head, digest))] if digest is not None else []
-        self._queue.append(_QueuedFrame([memoryview(head + meta), *views, *tail], work))
+        return [memoryview(head + meta), *views, *tail]
 
     def flush(self) -> bool:
         """Write what the kernel takes; whether anything is left."""
@@ -124,26 +110,26 @@ class _FrameWriter:
 
     def _write(self) -> None:
         while self._queue:
-            frame = self._queue[0]
+            views, work = self._queue[0]
             try:
-                count = self._connection.sendmsg(frame.views[:MAX_VIEWS])
+                count = self._connection.sendmsg(views[:MAX_VIEWS])
             except OSError:  # it would block; or has ended: the loop finds out why, and ends the works
                 return
             self.last_sent = time.monotonic()
-            _advance(frame.views, count)
-            if not frame.views:
+            _advance(views, count)
+            if not views:
                 self._queue.popleft()
-                if frame.work is not None:
-                    frame.work.end()
+                if work is not None:
+                    work.end()
 
     def close(self, error: PeerLostError) -> None:
         """Take no more frames, and end the works of those that were not written."""
         with self._lock:
             self.error = error
             queue, self._queue = self._queue, deque()
-        for frame in queue:
-            if frame.work is not None:
-                frame.work.end(error)
+        for _, work in queue:
+            if work is not None:
+                work.end(error)
 
 
 @final
