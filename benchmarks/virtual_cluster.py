@@ -35,7 +35,7 @@ from weft.engines.local import run_ranks
 from weft.engines.meeting import Kind, meet
 from weft.engines.place import find_place
 from weft.engines.probing import seconds_per_byte_reduced
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.engines.simulation import Simulation, simulate
 from weft.engines.timing import measure_computation
 from weft.metrics.machine import describe_machine, describe_source, describe_versions
@@ -126,7 +126,7 @@ def predict(recipe: Recipe, ranks: Sequence[Sequence[dict[str, Any]]]) -> Simula
 def calibrate(case: str, transport: str, num_rounds: int) -> dict[str, Any]:
     recipe = recipe_of((*CASES[case], "epochs=2"), NUM_RANKS)
     arguments = {"recipe": recipe.to_dict(), "kind": TRANSPORTS[transport], "num_rounds": num_rounds}
-    ranks = run_ranks(Program("benchmarks.virtual_cluster:measure_rank", arguments), NUM_RANKS)
+    ranks = run_ranks(RankProgram("benchmarks.virtual_cluster:measure_rank", arguments), NUM_RANKS)
     steps = [1e3 * seconds for found in ranks[0] for seconds in found["step_seconds"]]
     simulation = predict(recipe, ranks)
     real, predicted = undisturbed(steps), 1e3 * simulation.record.repetitions[0].values["step_time"]

@@ -15,7 +15,7 @@ import pytest
 
 from weft.engines import local
 from weft.engines.local import Tolerance, find_cause, run_ranks, threads_per_rank
-from weft.engines.program import Failure, Program
+from weft.engines.rank_program import Failure, RankProgram
 from weft.errors import RankFailedError
 
 DEADLINE_SECONDS = 20
@@ -38,8 +38,8 @@ def pipe(tmp_path: Path) -> Path:
     return path
 
 
-def program(name: str, **arguments: object) -> Program:
-    return Program(f"tests.processes.plain:{name}", arguments)
+def program(name: str, **arguments: object) -> RankProgram:
+    return RankProgram(f"tests.processes.plain:{name}", arguments)
 
 
 def read_pids(pipe: Path, num_ranks: int) -> dict[int, int]:
@@ -104,7 +104,7 @@ def test_the_failure_shown_is_the_cause_and_not_a_witness(how: str, text: str, e
 
 def test_an_unknown_program_is_told_by_its_rank() -> None:
     with pytest.raises(RankFailedError, match=r"rank 0 of 1: .*nothing_here"):
-        run_ranks(Program("tests.processes.plain:nothing_here", {}), 1)
+        run_ranks(RankProgram("tests.processes.plain:nothing_here", {}), 1)
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -12,7 +12,7 @@ from weft.engines import post as post_module
 from weft.engines.local import run_ranks
 from weft.engines.place import Place, find_place
 from weft.engines.post import join_post
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.errors import UsageError
 
 
@@ -74,4 +74,4 @@ def rank_program() -> float:
 
 @pytest.mark.slow
 def test_ranks_of_a_run_have_a_secret_and_talk() -> None:
-    assert run_ranks(Program("tests.engines.test_post:rank_program", {}), 2) == [20_000.0] * 2
+    assert run_ranks(RankProgram("tests.engines.test_post:rank_program", {}), 2) == [20_000.0] * 2

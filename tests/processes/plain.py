@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.engines import local
 from weft.engines.place import find_place
-from weft.engines.program import Program, mark_joined
+from weft.engines.rank_program import RankProgram, mark_joined
 from weft.errors import PeerLostError, UsageError
 
 
@@ -83,6 +83,6 @@ if __name__ == "__main__":
     local.GRACE_SECONDS = 0.2
     function, num_ranks, pipe = sys.argv[1:]
     try:
-        print(local.run_ranks(Program(f"tests.processes.plain:{function}", {"pipe": pipe}), int(num_ranks)))
+        print(local.run_ranks(RankProgram(f"tests.processes.plain:{function}", {"pipe": pipe}), int(num_ranks)))
     except KeyboardInterrupt:
         print("interrupted")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from weft.distributed.consistency.server import audit_arrival, read_decisions, read_summary
-from weft.engines.program import has_joined
+from weft.engines.rank_program import has_joined
 from weft.errors import RunFolderError
 from weft.metrics.record_file import read_record
 

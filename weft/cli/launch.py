@@ -17,10 +17,10 @@ def launch(
 ) -> None:
     """Run a script on several ranks; what rank 0 prints is shown."""
     from weft.engines.local import run_ranks
-    from weft.engines.program import Program
+    from weft.engines.rank_program import RankProgram
     from weft.errors import UsageError
 
     if not script.is_file():
         raise UsageError(f"no such script ({script}); give the path of a Python file")
-    program = Program("weft.engines.script:run_script", {"path": str(script), "arguments": arguments or []})
+    program = RankProgram("weft.engines.script:run_script", {"path": str(script), "arguments": arguments or []})
     run_ranks(program, workers, silent=True)

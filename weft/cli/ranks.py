@@ -18,7 +18,7 @@ from weft.engines.local import run_ranks
 from weft.engines.meeting import meet
 from weft.engines.memory import keep_freed_memory
 from weft.engines.place import Place, find_place
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.engines.serving import Service, tolerance_of, use_replicas
 from weft.errors import TrainingError, UsageError
 from weft.metrics.run_folder import RunFolder
@@ -56,7 +56,7 @@ def execute(make_job: Callable[[int | None], Job], *, quiet: bool, restarts: int
         if plan.num_ranks == 1:
             _train(job, SoloReplicas(), quiet=quiet)
         else:
-            program = Program("weft.cli.ranks:train_rank", {"job": _to_json(job), "quiet": quiet})
+            program = RankProgram("weft.cli.ranks:train_rank", {"job": _to_json(job), "quiet": quiet})
             run_ranks(program, plan.num_processes, tolerance=tolerance_of(plan, restarts))
     except TrainingError as error:
         return Finished(job.folder, error)

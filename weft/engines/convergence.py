@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from weft.engines.local import run_ranks, threads_per_rank
 from weft.engines.place import find_place
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.engines.proving import use_threads
 from weft.engines.serving import Service, use_replicas
 from weft.errors import DivergedError, RankFailedError, TrainingError, UsageError
@@ -45,7 +45,7 @@ def check_convergence(recipe: Recipe, *, seeds: Sequence[int], margin: float = 0
     check_reference(reference)
     arguments = {"recipe": recipe.to_dict(), "seeds": list(seeds)}
     try:
-        found = run_ranks(Program("weft.engines.convergence:samples_of_rank", arguments), num_ranks)[0]
+        found = run_ranks(RankProgram("weft.engines.convergence:samples_of_rank", arguments), num_ranks)[0]
     except RankFailedError as error:
         if error.exit_code != TrainingError.exit_code:
             raise

@@ -16,7 +16,7 @@ from weft.distributed.consistency.pairs import audit_pairs, compare_pairs, read_
 from weft.distributed.proof import Proof, Trace, copy_of
 from weft.engines.local import run_ranks, threads_per_rank
 from weft.engines.place import find_place
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.engines.proving import begin_apart, use_threads
 from weft.engines.serving import Service, tolerance_of, use_replicas
 from weft.planning.gossip_graphs import make_split
@@ -39,7 +39,7 @@ def prove_paired(recipe: Recipe, *, seed: int = 0, num_steps: int = 5, tolerance
     with tempfile.TemporaryDirectory(prefix="weft-proof-") as text:
         folder = Path(text)
         arguments = {"recipe": recipe.to_dict(), "folder": text, "seed": seed, "num_steps": num_steps}
-        program = Program("weft.engines.paired_proof:trace_rank", arguments)
+        program = RankProgram("weft.engines.paired_proof:trace_rank", arguments)
         run_ranks(program, plan.num_ranks, tolerance=tolerance_of(plan))
         journals = read_journals(folder, seed, plan.num_ranks)
         traces = [_read_trace(folder, rank) for rank in range(plan.num_ranks)]

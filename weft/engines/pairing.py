@@ -23,7 +23,7 @@ from weft.distributed.mailbox import AbstractMailbox
 from weft.engines.beside import run_beside
 from weft.engines.place import Place
 from weft.engines.post import join_post
-from weft.engines.program import mark_joined
+from weft.engines.rank_program import mark_joined
 from weft.errors import PlanError
 from weft.specs import Plan
 

@@ -13,7 +13,7 @@ from weft.distributed.group.group import AbstractGroup
 from weft.engines.local import run_ranks
 from weft.engines.meeting import meet
 from weft.engines.place import Place, find_place
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.errors import UsageError
 from weft.planning.cluster import ClusterSpec
 from weft.planning.collective_cost import AllReduceAlgorithm, all_reduce_cost, estimate
@@ -52,7 +52,7 @@ def probe_cluster(num_ranks: int = 2) -> ClusterProbe | None:
         return _from_json(found) if place.rank == 0 else None
     if num_ranks < 2:
         raise UsageError(f"a probe needs two ranks (ranks: {num_ranks}); run it with --workers 2 or more")
-    return _from_json(run_ranks(Program("weft.engines.probing:probe_rank", {}), num_ranks)[0])
+    return _from_json(run_ranks(RankProgram("weft.engines.probing:probe_rank", {}), num_ranks)[0])
 
 
 def probe_rank() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from weft.distributed.proof import Proof, Trace, compare_traces, trace_ranks, tr
 from weft.engines.local import run_ranks, threads_per_rank
 from weft.engines.meeting import meet
 from weft.engines.place import find_place
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.specs import parse_plan
 from weft.torch_private import use_determinism
 from weft.training.build import build_splits, build_task, check_recipe
@@ -40,7 +40,7 @@ def prove(recipe: Recipe, *, seed: int = 0, num_steps: int = 5, tolerance: float
     with tempfile.TemporaryDirectory(prefix="weft-proof-") as folder:
         arguments = {"recipe": recipe.to_dict(), "folder": folder, "seed": seed, "num_steps": num_steps}
         arguments["first_step"] = first_step_of(choice) if is_relaxed else 0
-        run_ranks(Program("weft.engines.proving:trace_rank", arguments), plan.num_ranks)
+        run_ranks(RankProgram("weft.engines.proving:trace_rank", arguments), plan.num_ranks)
         traces = [_read_trace(Path(folder), rank, num_steps) for rank in range(plan.num_ranks)]
     with use_determinism(), use_threads(threads_per_rank(plan.num_ranks)):
         splits = build_splits(recipe)

@@ -29,7 +29,7 @@ from weft.distributed.consistency.server.elastic_proof import follow_centre
 from weft.distributed.proof import Proof, copy_of
 from weft.engines.local import run_ranks, threads_per_rank
 from weft.engines.place import find_place
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.engines.proving import begin_apart, use_threads
 from weft.engines.serving import Service, tolerance_of, use_replicas
 from weft.errors import CorruptFileError
@@ -58,7 +58,7 @@ def prove_served(recipe: Recipe, *, seed: int = 0, num_steps: int = 5, tolerance
             run.mkdir()
             arguments = {"recipe": recipe.to_dict(), "folder": str(run), "seed": seed, "num_steps": num_steps}
             arguments["replay"] = None if replay is None else str(replay)
-            program = Program("weft.engines.served_proof:trace_rank", arguments)
+            program = RankProgram("weft.engines.served_proof:trace_rank", arguments)
             run_ranks(program, plan.num_processes, tolerance=tolerance_of(plan))
         decisions = [read_decisions(first, seed, shard) for shard in range(int(plan.topology["shards"]))]
         joins = [read_decisions(first, seed, host, "host") for host in range(plan.num_hosts)]

@@ -35,7 +35,7 @@ from weft.engines.meeting import meet
 from weft.engines.pairing import Pairing, use_paired
 from weft.engines.place import Place
 from weft.engines.post import join_post
-from weft.engines.program import mark_joined
+from weft.engines.rank_program import mark_joined
 from weft.errors import PlanError, TrainingError, UsageError
 from weft.specs import Plan, parse_plan
 from weft.training.build import build_optimizer

@@ -1,0 +1,172 @@
+"""The fork server: imports what ranks need, once, and forks them on request; see fork_server.py.
+
+    python -m weft.engines.fork_server_process SOCKET LAUNCHER
+
+It has one thread and touches no tensor, because threads (and their locks) do not survive a fork. A rank that is forked
+from it computes the same bits as a process that was started for it.
+"""
+
+import ctypes
+import gc
+import importlib
+import io
+import json
+import os
+import select
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.engines.rank_process import be_rank, die_with_parent
+
+__all__ = ["PRELOADED", "serve"]
+
+# Weft's own and what it stands on; never a user's module, which may change between two runs.
+PRELOADED = (
+    "torch",
+    "torch.distributed",
+    "numpy",
+    "numpy.random",
+    "safetensors.torch",
+    "weft.engines.serving",
+    "weft.engines.weave",
+    "weft.training.run",
+    "weft.recipes",
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A rank that is to be: its folder, its environment, and the streams that it prints to (descriptors)."""
+
+    folder: Path
+    cwd: str
+    environment: dict[str, str]
+    streams: tuple[int, int]
+
+
+def main(control: socket.socket, launcher: int) -> int:
+    """Serve until the launcher is gone. In a forked process, this is the whole life of a rank."""
+    watch = os.pidfd_open(launcher)
+    if os.getppid() != launcher:
+        return 0
+    for name in PRELOADED:
+        importlib.import_module(name)
+    if len(os.listdir("/proc/self/task")) > 1:
+        return 1
+    gc.collect()
+    gc.freeze()  # pages of objects that the collector does not touch stay shared with the ranks
+    _tell(control, "ready")
+    server = os.getpid()
+    request = serve(control, watch)
+    if request is None:
+        return 0
+    die_with_parent(server)
+    return become_rank(request)
+
+
+def serve(control: socket.socket, watch: int) -> Request | None:
+    """Fork a rank for each request, and tell how it ended. Returns the request in the new process; None at the end."""
+    poll, ranks = select.poll(), dict[int, int]()
+    for source in (control.fileno(), watch):
+        poll.register(source, select.POLLIN)
+    while True:
+        for source, _ in poll.poll():
+            if source == watch:
+                return None
+            if source in ranks:
+                _, status = os.waitpid(ranks[source], 0)
+                poll.unregister(source)
+                os.close(source)
+                _tell(control, "ended", pid=ranks.pop(source), code=os.waitstatus_to_exitcode(status))
+                continue
+            content, descriptors, _, _ = socket.recv_fds(control, 16, 3, socket.MSG_CMSG_CLOEXEC)
+            if not content:
+                return None
+            rank = os.fork()
+            if rank == 0:
+                for inherited in (control, watch, *ranks):
+                    inherited.close() if isinstance(inherited, socket.socket) else os.close(inherited)
+                return _read_request(*descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            pidfd = os.pidfd_open(rank)
+            ranks[pidfd] = rank
+            poll.register(pidfd, select.POLLIN)
+            _tell(control, "started", pidfd, pid=rank)
+
+
+def become_rank(request: Request) -> int:
+    """Make this process what a new one would be, and run the program."""
+    os.setsid()  # as of any process that an engine starts: the terminal's Ctrl-C is the launcher's
+    os.chdir(request.cwd)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    if not sys.flags.safe_path:
+        sys.path[0] = request.cwd
+    sys.argv = [sys.argv[0], str(request.folder)]
+    importlib.invalidate_caches()
+    _use_streams(*request.streams)
+    _use_threads(int(request.environment["OMP_NUM_THREADS"]))
+    sys.modules["numpy"].random.seed()  # as Python's own does after a fork; torch's begins the same in all processes
+    return be_rank(request.folder, int(request.environment["WEFT_RANK"]))
+
+
+def _read_request(file: int, out: int, error: int) -> Request:
+    with os.fdopen(file, "rb") as content:
+        content.seek(0)
+        data = json.load(content)
+    return Request(Path(data["folder"]), data["cwd"], data["environment"], (out, error))
+
+
+def _use_streams(out: int, error: int) -> None:
+    for descriptor, number in ((out, 1), (error, 2)):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    # Buffered as Python would: a terminal gets whole lines at once.
+    write_through = bool(os.environ.get("PYTHONUNBUFFERED"))
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        before: io.TextIOWrapper = getattr(sys, name)
+        raw = open(number, "wb", closefd=False)
+        stream = io.TextIOWrapper(
+            raw,
+            encoding=before.encoding,
+            errors=before.errors,
+            line_buffering=name == "stderr" or raw.isatty(),
+            write_through=write_through,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def _use_threads(num_threads: int) -> None:
+    """So many threads in torch and in numpy, as the libraries take from OMP_NUM_THREADS when they are loaded."""
+    torch = sys.modules["torch"]
+    torch.set_num_threads(num_threads)
+    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
+    for path in loaded:
+        if "libtorch_cpu" in path:  # set_num_threads has switched this off
+            _call(path, "MKL_Set_Dynamic", 1)
+        elif "openblas" in path:
+            for prefix, suffix in (("scipy_", "64_"), ("", "")):
+                _call(path, f"{prefix}openblas_set_num_threads{suffix}", num_threads)
+
+
+def _call(library: str, function: str, argument: int) -> None:
+    """Call a C function of a library that may not have it (another build of torch or numpy)."""
+    found = getattr(ctypes.CDLL(library), function, None)
+    if found is not None:
+        found(argument)
+
+
+def _tell(control: socket.socket, kind: str, *descriptors: int, **values: Any) -> None:
+    try:
+        socket.send_fds(control, [json.dumps({"kind": kind, **values}).encode()], list(descriptors))
+    except OSError:  # the launcher is gone; its pidfd says so next
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])))
