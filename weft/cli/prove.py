@@ -39,6 +39,12 @@ def prove(
     """Train the same global batches on the plan's ranks and on one, and compare the parameters after each step. Of a
     relaxed plan, compare each rank with the equations, and samples to target with those of one rank. With --executor,
     train them with two executors, and compare losses, gradients and parameters."""
+    from weft.engines.fork_server import start_fork_server
+    from weft.engines.place import find_place
+
+    if (plan is not None or workers is not None) and find_place().starter == "nobody":
+        start_fork_server()  # it imports torch while this process does
+
     from weft.cli.job import with_plan, with_settings
     from weft.cli.output import print_json
     from weft.engines.convergence import check_convergence, check_target

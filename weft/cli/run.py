@@ -42,6 +42,11 @@ def run(
     json: Json = False,
 ) -> None:
     """Train a recipe and say whether the result is accepted."""
+    from weft.engines.fork_server import start_fork_server
+    from weft.engines.place import find_place
+
+    if (plan is not None or workers is not None) and find_place().starter == "nobody":
+        start_fork_server()  # it imports torch while this process does
     from weft.cli.job import Job, choose_recipe, new_job, resumed_job
     from weft.cli.ranks import execute
     from weft.cli.replay import compare_replay, replayed_job
