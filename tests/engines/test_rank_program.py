@@ -49,7 +49,8 @@ def test_a_result_that_json_cannot_hold_is_a_failure(tmp_path: Path) -> None:
 def test_a_witness_is_told_from_a_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, exit_code: int, is_witness: bool
 ) -> None:
-    monkeypatch.setenv("WEFT_RANK", "0")
+    for name, value in {"WEFT_RANK": "0", "WEFT_SIZE": "2", "WEFT_MEETING": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
     rank = 1 if error == "lost" else 0
     assert run(tmp_path, "tests.processes.plain:fail", rank=rank, how=error) == exit_code
     failure = read_failure(tmp_path, 0)

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from weft.engines import local
@@ -12,11 +13,11 @@ from weft.errors import PeerLostError, UsageError
 
 
 def own_rank() -> int:
-    return int(os.environ["WEFT_RANK"])
+    return find_place().rank
 
 
 def tell(word: str) -> dict[str, Any]:
-    return {"word": word, "rank": own_rank(), "size": int(os.environ["WEFT_SIZE"]), "pid": os.getpid()}
+    return {"word": word, "rank": own_rank(), "size": find_place().size, "pid": os.getpid()}
 
 
 def fail(rank: int, how: str) -> str:
@@ -43,6 +44,14 @@ def die(joins: bool) -> str:
     if own_rank() == 1:
         signal.raise_signal(signal.SIGKILL)
     return "done"
+
+
+def print_and_fail(rank: int) -> None:
+    """Every rank prints; one fails in a way that leaves nothing but its log, the others see that it is gone."""
+    print(f"rank {own_rank()} begins")
+    if own_rank() == rank:
+        sys.exit("the disk is full")
+    raise PeerLostError(f"rank {rank} is lost", rank)
 
 
 def interrupt_itself() -> None:
@@ -76,6 +85,18 @@ def stop_when_interrupted(pipe: str) -> str:
     while own_rank() > 0 and not asked:
         signal.pause()
     return "stopped" if asked else "done"
+
+
+def stop_all_when_interrupted(pipe: str, folder: str) -> str:
+    """Rank 0 tells the others to stop when it is interrupted, as a training does."""
+    asked: list[bool] = []
+    signal.signal(signal.SIGINT, lambda *_: asked.append(True))
+    told = Path(folder) / "stop"
+    check_in(pipe)
+    while not asked and not (own_rank() > 0 and told.exists()):
+        signal.sigtimedwait([], 0.01)
+    told.touch()
+    return "interrupted" if asked else "told"
 
 
 if __name__ == "__main__":

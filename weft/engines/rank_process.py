@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from weft.atomic import write_json
-from weft.engines.rank_program import INTERRUPTED, Failure, RankProgram, log_of
+from weft.engines.rank_program import INTERRUPTED, Failure, RankProgram, log_of, mark_process
 from weft.errors import PeerLostError, WeftError
 
 __all__ = ["be_rank", "die_with_parent", "run_rank"]
@@ -21,6 +21,8 @@ __all__ = ["be_rank", "die_with_parent", "run_rank"]
 
 def be_rank(folder: Path, rank: int) -> int:
     """Run the program with what it prints shown, of rank 0, or else in the rank's log; returns the exit code."""
+    mark_process(folder, rank)
+    _name_process(f"weft-rank-{rank}")
     if rank > 0:
         log = os.open(log_of(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
@@ -58,6 +60,12 @@ def die_with_parent(parent: int) -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
         if os.getppid() != parent:  # gone already
             os._exit(1)
+
+
+def _name_process(name: str) -> None:
+    """The name that ps and top show: forked ranks have the command line of their server (Linux)."""
+    if sys.platform == "linux":
+        Path("/proc/self/comm").write_text(name)
 
 
 if __name__ == "__main__":

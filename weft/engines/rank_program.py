@@ -3,6 +3,7 @@
 Its folder holds what the engine and its ranks tell each other:
 
     program.json        the import path and its arguments
+    process-RANK        the id of the rank's process
     joined-RANK         is there once the others know the rank, and will hear of its death
     rank-RANK.log       what a rank other than 0 printed
     result-RANK.json    what the rank returned, or
@@ -11,6 +12,7 @@ Its folder holds what the engine and its ranks tell each other:
 
 import importlib
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,9 @@ __all__ = [
     "has_result",
     "log_of",
     "mark_joined",
+    "mark_process",
     "read_failure",
+    "read_process",
     "read_result",
 ]
 
@@ -71,6 +75,19 @@ def read_result(folder: Path, rank: int) -> Any:
 
 def has_result(folder: Path, rank: int) -> bool:
     return (folder / f"result-{rank}.json").is_file()
+
+
+def mark_process(folder: Path, rank: int) -> None:
+    """Leave the id of this process, which is the rank."""
+    scratch = folder / f".process-{rank}"
+    scratch.write_text(str(os.getpid()))
+    scratch.replace(folder / f"process-{rank}")
+
+
+def read_process(folder: Path, rank: int) -> int | None:
+    """The process of a rank, once it runs."""
+    file = folder / f"process-{rank}"
+    return int(file.read_text()) if file.is_file() else None
 
 
 def mark_joined(place: Place) -> None:
