@@ -42,6 +42,10 @@ def tell_entropy() -> list[Any]:
     return [random.random(), np.random.rand(), torch.rand(1).item()]
 
 
+def tell_packages() -> list[str]:
+    return sorted({name.partition(".")[0] for name in sys.modules})
+
+
 def compute() -> str:
     """The bits of products, convolutions, an LSTM and their gradients, and of numpy's products."""
     torch.manual_seed(7)

@@ -208,7 +208,11 @@ def _read_log(folder: Path, rank: int) -> list[str]:
 def _end_of_log(folder: Path, rank: int) -> str:
     lines, log = _read_log(folder, rank), log_of(folder, rank)
     where = f" ({log.resolve()})" if log.is_symlink() else ""
-    return "".join([f"; the end of its log{where}:", *(f"\n  {line}" for line in lines[-LINES_IN_ERROR:])]) if lines else ""
+    return (
+        "".join([f"; the end of its log{where}:", *(f"\n  {line}" for line in lines[-LINES_IN_ERROR:])])
+        if lines
+        else ""
+    )
 
 
 def _repeat_logs(folder: Path, num_ranks: int) -> None:

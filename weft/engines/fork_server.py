@@ -18,7 +18,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
@@ -26,6 +27,7 @@ from typing import Any, final
 __all__ = ["ForkServer", "ForkedRank", "find_fork_server", "fork_rank", "start_fork_server", "stop_fork_server"]
 
 START_SECONDS = 300.0  # an import of torch from a cold disk, on a busy machine
+POLL_SECONDS = 0.05
 
 # Variables that a process, its libraries or Python read once, when they start: a server that was started with others
 # would give ranks that differ from new processes. Those of Intel's OpenMP, which torch does not use, are not among them.
@@ -80,23 +82,20 @@ class ForkServer:
         with self._lock, os.fdopen(os.memfd_create("weft-rank"), "w+b") as file:  # as large as it may be
             file.write(request.encode())
             file.flush()
-            while not self._is_ready:
-                self._receive(START_SECONDS)
+            self._receive_until(lambda: self._is_ready)
             socket.send_fds(self._control, [b"fork"], [file.fileno(), 1, 2])
-            while not self._started:
-                self._receive(START_SECONDS)
+            self._receive_until(lambda: bool(self._started))
             return ForkedRank(self, *self._started.pop())
 
-    def code_of(self, pid: int, pidfd: int, seconds: float | None = 0.0) -> int | None:
-        """The exit code of a rank, as subprocess has them, once it has ended. None for `seconds` waits for it."""
+    def code_of(self, pid: int) -> int:
+        """The exit code of a rank that has ended, as subprocess has them."""
         with self._lock:
             try:
-                while pid not in self._codes and _is_readable(self._control, seconds):
-                    self._receive(0.0)
+                while pid not in self._codes:
+                    self._receive(POLL_SECONDS)
             except (OSError, ValueError):  # the server was killed or closed, and its ranks with it
-                if _is_readable(pidfd, seconds):
-                    self._note_end(pid, -signal.SIGKILL)
-            return self._codes.get(pid)
+                self._note_end(pid, -signal.SIGKILL)
+            return self._codes[pid]
 
     def close(self) -> None:
         """End the server, and its ranks with it."""
@@ -104,10 +103,17 @@ class ForkServer:
         self._process.kill()
         self._process.wait()
 
+    def _receive_until(self, is_done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not is_done():
+            if time.monotonic() > deadline:
+                raise TimeoutError("fork server does not answer")
+            self._receive(POLL_SECONDS)
+
     def _receive(self, seconds: float) -> None:
-        """Take one message in. A signal handler may call this in the middle of itself, and find the message first."""
+        """Take in one message, if one comes in time. A signal handler may call this in the middle of itself."""
         if not _is_readable(self._control, seconds):
-            raise TimeoutError("fork server does not answer")
+            return
         try:
             flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
             content, descriptors, _, _ = socket.recv_fds(self._control, 4096, 1, flags)
@@ -140,12 +146,11 @@ class ForkedRank:
         self._pidfd = pidfd
 
     def poll(self) -> int | None:
-        return self._server.code_of(self.pid, self._pidfd)
+        return self._server.code_of(self.pid) if _is_readable(self._pidfd, 0.0) else None
 
     def wait(self) -> int:
-        while (code := self._server.code_of(self.pid, self._pidfd, seconds=None)) is None:
-            pass
-        return code
+        _is_readable(self._pidfd, None)
+        return self._server.code_of(self.pid)
 
     def send_signal(self, sig: int, /) -> None:
         with suppress(ProcessLookupError):

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 from weft.atomic import write_json
 from weft.engines.engine import End
@@ -25,6 +26,14 @@ __all__ = ["guard", "read_end"]
 
 def guard(folder: Path, rank: int, process: int) -> int:
     """Wait for the rank's process and note its end; returns the exit code."""
+
+    def end_rank(_signal: int, _frame: FrameType | None) -> None:
+        """The launcher ends all ranks: this is no end of the rank's own, and there is nothing to note."""
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        os._exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end_rank)
     poll = select.poll()
     for other in (process, os.getppid(), int(os.environ["WEFT_STARTER"])):
         try:
@@ -35,6 +44,7 @@ def guard(folder: Path, rank: int, process: int) -> int:
     if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         os.kill(process, signal.SIGKILL)  # the launcher is gone
     moment = time.time()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     write_json(folder / f"ended-{rank}.json", {"code": code, "moment": moment})
     return code if code >= 0 else 128 - code

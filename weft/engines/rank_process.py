@@ -1,6 +1,6 @@
 """The process of one rank: it calls the rank program of a folder and leaves its result or failure there.
 
-    python -m weft.engines.rank_process FOLDER     with WEFT_RANK, WEFT_SIZE, WEFT_MEETING, WEFT_STARTER in the environment
+python -m weft.engines.rank_process FOLDER     with WEFT_RANK, WEFT_SIZE, WEFT_MEETING, WEFT_STARTER in the environment
 """
 
 import ctypes
