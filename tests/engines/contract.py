@@ -74,9 +74,13 @@ def tell_exit_code(engine: AbstractEngine, _folder: Path) -> None:
 def name_killed_rank(engine: AbstractEngine, folder: Path) -> None:
     """The others, which notice nothing, are ended too, and are not blamed for it."""
     pids: dict[int, int] = {}
-    with _use_other_hand(folder, lambda pipe: os.kill(_note(pids, read_pids(pipe, 3))[1], signal.SIGKILL)) as pipe:
-        with pytest.raises(RankFailedError, match="rank 1 of 3: ended by SIGKILL"):
-            run_on(engine, program("wait_for_signal", pipe=pipe), 3)
+
+    def kill_one(pipe: Path) -> None:
+        os.kill(_note(pids, read_pids(pipe, 3))[1], signal.SIGKILL)
+
+    is_named = pytest.raises(RankFailedError, match="rank 1 of 3: ended by SIGKILL")
+    with _use_other_hand(folder, kill_one) as pipe, is_named:
+        run_on(engine, program("wait_for_signal", pipe=pipe), 3)
     assert not any(map(is_running, pids.values()))
 
 
@@ -98,9 +102,12 @@ def pass_interrupt_on(engine: AbstractEngine, folder: Path) -> None:
 def tell_interrupt(engine: AbstractEngine, folder: Path) -> None:
     """Ranks that end because of Ctrl-C are no failure."""
     pids: dict[int, int] = {}
-    with _use_other_hand(folder, lambda pipe: _interrupt_self(_note(pids, read_pids(pipe, 2)))) as pipe:
-        with pytest.raises(KeyboardInterrupt):
-            run_on(engine, program("wait_for_signal", pipe=pipe), 2)
+
+    def interrupt(pipe: Path) -> None:
+        _interrupt_self(_note(pids, read_pids(pipe, 2)))
+
+    with _use_other_hand(folder, interrupt) as pipe, pytest.raises(KeyboardInterrupt):
+        run_on(engine, program("wait_for_signal", pipe=pipe), 2)
     assert not any(map(is_running, pids.values()))
 
 

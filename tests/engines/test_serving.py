@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from weft.engines.local import STRICT, End, Tolerance
+from weft.engines.engine import STRICT, End, Tolerance
 from weft.engines.place import Place
 from weft.engines.serving import Service, check_restarts, tolerance_of, use_replicas
 from weft.errors import PlanError, UsageError

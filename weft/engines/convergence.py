@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from weft.engines.local import run_ranks, threads_per_rank
 from weft.engines.place import find_place
-from weft.engines.rank_program import RankProgram
 from weft.engines.proving import use_threads
+from weft.engines.rank_program import RankProgram
 from weft.engines.serving import Service, use_replicas
 from weft.errors import DivergedError, RankFailedError, TrainingError, UsageError
 from weft.metrics.convergence import MIN_SEEDS, Convergence, check_reference, judge_convergence

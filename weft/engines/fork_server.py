@@ -30,9 +30,11 @@ START_SECONDS = 300.0  # an import of torch from a cold disk, on a busy machine
 POLL_SECONDS = 0.05
 
 # Variables that a process, its libraries or Python read once, when they start: a server that was started with others
-# would give ranks that differ from new processes. Those of Intel's OpenMP, which torch does not use, are not among them.
-READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ", "TORCH", "PYTORCH", "ATEN_", "C10_", "OMP_")
-READ_AT_START += ("GOMP_", "DNNL_", "ONEDNN_", "NPY_", "CUDA_", "HIP_", "NCCL_")
+# would give ranks that differ from new processes. Those of Intel's OpenMP are not among them: torch does not use it.
+READ_AT_START = (
+    *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ"),
+    *("TORCH", "PYTORCH", "ATEN_", "C10_", "OMP_", "GOMP_", "DNNL_", "ONEDNN_", "NPY_", "CUDA_", "HIP_", "NCCL_"),
+)
 NOT_READ = {"OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR"}  # set for each rank; read when it is used
 
 # With these a user says himself how many threads a library has; a process that has loaded it already cannot obey.

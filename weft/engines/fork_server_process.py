@@ -17,6 +17,7 @@ import select
 import socket
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -63,34 +64,42 @@ def main(control: socket.socket, launcher: int) -> int:
     _tell(control, "ready")
     server = os.getpid()
     request = serve(control, watch)
-    if request is None:
-        return 0
-    die_with_parent(server)
-    become_rank(request)
+    if request is not None:
+        die_with_parent(server)
+        become_rank(request)
+    return 0
 
 
 def serve(control: socket.socket, watch: int) -> Request | None:
-    """Fork a rank for each request, and tell how it ended. Returns the request in the new process; None at the end."""
+    """Fork a rank for each request, and tell how it ended.
+
+    Args:
+        control: the socket to the launcher.
+        watch: the descriptor of the launcher's process.
+
+    Returns:
+        In the process of a rank its request, all that is the server's closed; in the server None, when the launcher
+        has gone.
+    """
     poll, ranks = select.poll(), dict[int, int]()
     for source in (control.fileno(), watch):
         poll.register(source, select.POLLIN)
     while True:
         for source, _ in poll.poll():
-            if source == watch:
-                return None
             if source in ranks:
-                _, status = os.waitpid(ranks[source], 0)
                 poll.unregister(source)
-                os.close(source)
-                _tell(control, "ended", pid=ranks.pop(source), code=os.waitstatus_to_exitcode(status))
+                _tell_end(control, source, ranks.pop(source))
                 continue
-            content, descriptors, _, _ = socket.recv_fds(control, 16, 3, socket.MSG_CMSG_CLOEXEC)
+            content, descriptors = b"", list[int]()
+            if source != watch:
+                content, descriptors, _, _ = socket.recv_fds(control, 16, 3, socket.MSG_CMSG_CLOEXEC)
             if not content:
                 return None
             rank = os.fork()
             if rank == 0:
-                for inherited in (control, watch, *ranks):
-                    inherited.close() if isinstance(inherited, socket.socket) else os.close(inherited)
+                control.close()
+                for descriptor in (watch, *ranks):
+                    os.close(descriptor)
                 return _read_request(*descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -137,11 +146,11 @@ def _use_streams(out: int, error: int) -> None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     # Buffered as Python does it: a terminal gets whole lines at once.
-    unbuffered = sys.__stdout__.write_through
     for name, number in (("stdout", 1), ("stderr", 2)):
         before: io.TextIOWrapper = getattr(sys, name)
+        unbuffered = before.write_through
         stream = io.TextIOWrapper(
-            open(number, "wb", buffering=0 if unbuffered else -1, closefd=False),
+            open(number, "wb", buffering=0 if unbuffered else -1, closefd=False),  # noqa: SIM115
             encoding=before.encoding,
             errors=before.errors,
             line_buffering=not unbuffered and (number == 2 or os.isatty(number)),
@@ -177,11 +186,15 @@ def _call(library: str, function: str, argument: int) -> None:
         found(argument)
 
 
+def _tell_end(control: socket.socket, pidfd: int, rank: int) -> None:
+    _, status = os.waitpid(rank, 0)
+    os.close(pidfd)
+    _tell(control, "ended", pid=rank, code=os.waitstatus_to_exitcode(status))
+
+
 def _tell(control: socket.socket, kind: str, *descriptors: int, **values: Any) -> None:
-    try:
+    with suppress(OSError):  # the launcher is gone; its descriptor says so next
         socket.send_fds(control, [json.dumps({"kind": kind, **values}).encode()], list(descriptors))
-    except OSError:  # the launcher is gone; its pidfd says so next
-        pass
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from weft.distributed.consistency.pairs import audit_pairs, compare_pairs, read_
 from weft.distributed.proof import Proof, Trace, copy_of
 from weft.engines.local import run_ranks, threads_per_rank
 from weft.engines.place import find_place
-from weft.engines.rank_program import RankProgram
 from weft.engines.proving import begin_apart, use_threads
+from weft.engines.rank_program import RankProgram
 from weft.engines.serving import Service, tolerance_of, use_replicas
 from weft.planning.gossip_graphs import make_split
 from weft.specs import parse_plan

@@ -29,8 +29,8 @@ from weft.distributed.consistency.server.elastic_proof import follow_centre
 from weft.distributed.proof import Proof, copy_of
 from weft.engines.local import run_ranks, threads_per_rank
 from weft.engines.place import find_place
-from weft.engines.rank_program import RankProgram
 from weft.engines.proving import begin_apart, use_threads
+from weft.engines.rank_program import RankProgram
 from weft.engines.serving import Service, tolerance_of, use_replicas
 from weft.errors import CorruptFileError
 from weft.specs import Plan, parse_plan
