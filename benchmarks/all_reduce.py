@@ -32,8 +32,8 @@ from rich.console import Console
 from weft.atomic import write_json
 from weft.distributed.group.shared_memory import SharedMemoryGroup
 from weft.distributed.torch_backend import register
-from weft.metrics.machine import describe_machine, describe_versions
 from weft.metrics.statistics import ratio_interval, ratio_of_medians, summarise
+from weft.records.machine import describe_machine, describe_versions
 from weft.report.table import aligned
 
 RESULT = Path(__file__).parent / "results" / "all_reduce.json"

@@ -23,8 +23,8 @@ from benchmarks.steps.cases import CASES, loss_of
 from weft.atomic import write_json
 from weft.graph import capture, training_step
 from weft.graph.structure import fill, flatten
-from weft.metrics.machine import describe_machine, describe_source, describe_versions
 from weft.metrics.statistics import summarise
+from weft.records.machine import describe_machine, describe_source, describe_versions
 
 __all__ = ["SUBJECTS", "main", "measure", "row_of"]
 

@@ -29,9 +29,9 @@ from benchmarks.graph_steps.systems import SYSTEMS
 from benchmarks.graph_steps.workers import Worker, WorkerError
 from weft.atomic import write_json
 from weft.metrics.comparison import compare_pairs
-from weft.metrics.machine import describe_machine, describe_source, describe_versions
 from weft.metrics.metric import METRICS
 from weft.metrics.statistics import summarise
+from weft.records.machine import describe_machine, describe_source, describe_versions
 
 __all__ = ["RATIOS", "main", "mean_row", "measure", "row_of"]
 

@@ -25,21 +25,20 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 
 from weft.atomic import write_json
-from weft.cli.job import with_plan, with_settings
 from weft.distributed.consistency.server import ServedReplicas, settings_of
+from weft.distributed.place import Launch, find_launch, open_group, open_launched_mailbox
 from weft.engines.local import run_ranks
-from weft.engines.meeting import meet
-from weft.engines.place import Place, find_place
 from weft.engines.rank_program import RankProgram
-from weft.engines.serving import tolerance_of
-from weft.engines.simulation import simulate
+from weft.engines.tolerance import tolerance_of
 from weft.graph import State
-from weft.metrics.machine import describe_machine, describe_source, describe_versions
-from weft.metrics.record_file import read_record
-from weft.metrics.run_folder import create_run_folder
 from weft.metrics.statistics import ratio_interval, ratio_of_medians
-from weft.metrics.strict_json import encode_json
 from weft.recipes import find_recipe
+from weft.records.machine import describe_machine, describe_source, describe_versions
+from weft.records.record_file import read_record
+from weft.records.run_folder import create_run_folder
+from weft.records.strict_json import encode_json
+from weft.runs.job import with_plan, with_settings
+from weft.simulation.simulation import simulate
 from weft.specs import parse_plan
 from weft.training.optimizers import SGD, Optimizer
 from weft.training.replicas import Update
@@ -106,11 +105,11 @@ def measure_slow(num_seeds: int) -> list[Row]:
 
 def _train_with_weft(plan: str, seed: int) -> tuple[float, float]:
     recipe = with_plan(with_settings(find_recipe("digits_cnn"), SLOW_SETTINGS), plan, None)
-    chosen = parse_plan(recipe.mutable.plan)
+    chosen = recipe.mutable.plan
     with tempfile.TemporaryDirectory() as folder:
         arguments = {"recipe": recipe.to_dict(), "folder": folder, "seed": seed}
         program = RankProgram("benchmarks.stragglers.sleepy:train_slow_rank", arguments)
-        found = run_ranks(program, chosen.num_processes, tolerance=tolerance_of(chosen))
+        found = run_ranks(program, chosen.roles.num_processes, tolerance=tolerance_of(chosen))
         values = read_record(Path(folder)).repetitions[0].values
     return float("inf") if found[0] is None else found[0], values["test/accuracy"]
 
@@ -150,13 +149,12 @@ def measure_servers() -> list[Row]:
 def serve_rank(shards: int, kind: str) -> list[float]:
     """The rank program of servers: every worker pushes and pulls in rounds."""
     from weft.distributed.consistency.server import ServerSpec, make_policy, serve
-    from weft.engines.post import join_post
 
     torch.set_num_threads(1)
-    place = find_place()
+    place = find_launch()
     plan = parse_plan(f"data=2 consistency=async topology=server(shards={shards},place=own)")
     optimizer = Optimizer(SGD(), lr=0.01)
-    mailbox = join_post(place, kind)  # type: ignore[arg-type]
+    mailbox = open_launched_mailbox(place, kind)  # type: ignore[arg-type]
     try:
         if place.rank >= 2:
             serve(
@@ -193,7 +191,7 @@ def _push_and_pull(replicas: ServedReplicas, optimizer: Optimizer) -> list[float
 def reduce_rank(kind: str) -> list[float]:
     """The rank program of the all-reduce of as many bytes."""
     torch.set_num_threads(1)
-    group = meet(find_place(), kind)  # type: ignore[arg-type]
+    group = open_group(find_launch(), kind)  # type: ignore[arg-type]
     gradient, seconds = torch.ones(NUM_ELEMENTS), []
     try:
         for _ in range(NUM_ROUNDS + 1):
@@ -218,7 +216,7 @@ def _update_remotely(gradient: Tensor) -> Tensor:
 def rpc_rank() -> list[float]:
     """The rank program of torch RPC: the same update, by a call that returns the weights."""
     torch.set_num_threads(1)
-    place: Place = find_place()
+    place: Launch = find_launch()
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{place.meeting}/rpc", rpc_timeout=300)
     rpc.init_rpc(f"rank-{place.rank}", rank=place.rank, world_size=place.size, rpc_backend_options=options)
     seconds = []

@@ -20,9 +20,9 @@ from typing import Any
 
 from weft.atomic import write_json
 from weft.metrics.comparison import compare_pairs
-from weft.metrics.machine import describe_machine, describe_source, describe_versions
 from weft.metrics.metric import METRICS
 from weft.metrics.statistics import summarise
+from weft.records.machine import describe_machine, describe_source, describe_versions
 
 __all__ = ["main", "measure", "row_of"]
 

@@ -25,9 +25,9 @@ from typing import Any
 from benchmarks.steps.ranks import RankError, Ranks, Times
 from weft.atomic import write_json
 from weft.metrics.comparison import compare_pairs
-from weft.metrics.machine import describe_machine, describe_source, describe_versions
 from weft.metrics.metric import METRICS
 from weft.metrics.statistics import summarise
+from weft.records.machine import describe_machine, describe_source, describe_versions
 
 __all__ = ["main", "measure", "rows_of"]
 

@@ -27,22 +27,20 @@ import numpy as np
 import torch
 
 from weft.atomic import write_json
-from weft.cli.job import with_plan, with_settings
+from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.collectives import probe
-from weft.distributed.placement import carry_out
-from weft.engines.computation import ComputeModel
+from weft.distributed.place import Kind, find_launch, open_group
 from weft.engines.local import run_ranks
-from weft.engines.meeting import Kind, meet
-from weft.engines.place import find_place
-from weft.engines.probing import seconds_per_byte_reduced
 from weft.engines.rank_program import RankProgram
-from weft.engines.simulation import Simulation, simulate
-from weft.engines.timing import measure_computation
-from weft.metrics.machine import describe_machine, describe_source, describe_versions
-from weft.metrics.run_folder import create_run_folder
 from weft.planning import Link, NetworkModel, fit_alpha_beta
 from weft.recipes import find_recipe
-from weft.specs import parse_plan
+from weft.records.machine import describe_machine, describe_source, describe_versions
+from weft.records.run_folder import create_run_folder
+from weft.runs.job import with_plan, with_settings
+from weft.simulation.computation import ComputeModel
+from weft.simulation.probing import seconds_per_byte_reduced
+from weft.simulation.simulation import Simulation, simulate
+from weft.simulation.timing import measure_computation
 from weft.training.build import build_splits, build_task
 from weft.training.loop import take_step
 from weft.training.recipe import Recipe
@@ -76,9 +74,9 @@ def measure_rank(recipe: dict[str, Any], kind: Kind, num_rounds: int) -> list[di
     torch.set_num_threads(1)
     chosen = Recipe.from_dict(recipe)
     splits = build_splits(chosen)
-    group = meet(find_place(), kind)
+    group = open_group(find_launch(), kind)
     try:
-        replicas = carry_out(parse_plan(chosen.mutable.plan), group)
+        replicas = replicas_in(group, chosen.mutable.plan)
         task, state = build_task(chosen, splits, 0, replicas)
         replicas.join(state.model)
         rounds = []

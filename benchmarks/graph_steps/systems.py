@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.graph_steps.cases import LR, MOMENTUM, Case, loss_of
-from weft.engines.memory import keep_freed_memory
 from weft.graph import GraphExecutor
 from weft.specs import Batch
 from weft.training.optimizers import Momentum, Optimizer
+from weft.training.process import keep_freed_memory
 from weft.training.whole_step import step_in_one
 
 __all__ = ["SYSTEMS", "System"]

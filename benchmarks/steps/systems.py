@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 import weft
 from benchmarks.steps.cases import BATCH_SIZE, Case, loss_of, make_optimizer
-from weft.engines.memory import keep_freed_memory
+from weft.training.process import keep_freed_memory
 
 __all__ = ["SYSTEMS", "System"]
 

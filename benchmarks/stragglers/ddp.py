@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.stragglers.sleepy import SLEEP, SLOW_RANK
-from weft.engines.place import find_place
+from weft.distributed.place import find_launch
 from weft.training.build import build_splits, build_task, derive_seed
 from weft.training.component import build
 from weft.training.datasets import AbstractDataset
@@ -24,7 +24,7 @@ __all__ = ["train_ddp_rank"]
 
 def train_ddp_rank(recipe: dict[str, Any], folder: str, seed: int) -> tuple[float, float]:
     """The rank program: seconds from the first step to the target, infinite where it was missed, and test accuracy."""
-    chosen, place = Recipe.from_dict(recipe), find_place()
+    chosen, place = Recipe.from_dict(recipe), find_launch()
     torch.set_num_threads(1)
     splits = build_splits(chosen)
     task, state = build_task(chosen, splits, seed)  # for its sampler and its schedule

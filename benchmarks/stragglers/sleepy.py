@@ -7,10 +7,10 @@ from typing import Any, final
 
 from torch import Tensor
 
-from weft.engines.place import find_place
-from weft.engines.serving import Service, use_replicas
+from weft.distributed.place import LaunchedPlace
+from weft.distributed.realise import RunSpec, realise
 from weft.graph import AbstractExecutor, GradientSink, Outputs, State
-from weft.metrics.run_folder import RunFolder
+from weft.records.run_folder import RunFolder
 from weft.specs import Batch
 from weft.training.events import EvaluationEnded, Event, TrainingStarted
 from weft.training.loop import is_target_met
@@ -27,7 +27,7 @@ SLOW_RANK, SLEEP = 3, 2.0
 def train_slow_rank(recipe: dict[str, Any], folder: str, seed: int) -> float | None:
     """The rank program. Rank 0 tells the seconds from the first step to the target: how long processes take to start is
     no matter here."""
-    chosen, place = Recipe.from_dict(recipe), find_place()
+    chosen, place = Recipe.from_dict(recipe), LaunchedPlace()
     moments: list[float] = []
 
     def watch(event: Event) -> None:
@@ -38,7 +38,7 @@ def train_slow_rank(recipe: dict[str, Any], folder: str, seed: int) -> float | N
     surroundings = Surroundings()
     if place.rank == SLOW_RANK:
         surroundings = replace(surroundings, prepare=lambda task: replace(task, executor=Sleepy(task.executor)))
-    with use_replicas(Service(chosen, (seed,)), place) as replicas:
+    with realise(chosen.mutable.plan, place, RunSpec.of(chosen, (seed,))) as replicas:
         if replicas is not None:
             run_recipe(
                 chosen,

@@ -19,15 +19,15 @@ from typing import Any
 from examples.papers.arrivals import ARRIVALS, median_step
 from examples.papers.chart import Panel, Point, Series, draw
 from weft.atomic import write_json, write_text
-from weft.cli.job import with_plan, with_settings
 from weft.distributed.group.virtual import TEN_GIGABIT
-from weft.engines.simulation import simulate
-from weft.engines.stragglers import parse_stragglers
-from weft.metrics.record import Repetition
-from weft.metrics.run_folder import create_run_folder
-from weft.metrics.strict_json import encode_json
 from weft.planning.network import NetworkModel
 from weft.recipes import find_recipe
+from weft.records.record import Repetition
+from weft.records.run_folder import create_run_folder
+from weft.records.strict_json import encode_json
+from weft.runs.job import with_plan, with_settings
+from weft.simulation.simulation import simulate
+from weft.simulation.stragglers import parse_stragglers
 from weft.specs import parse_plan
 
 __all__ = [

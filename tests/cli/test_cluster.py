@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from weft.engines.probing import ClusterProbe
 from weft.planning import ClusterSpec, Link, NetworkFit, read_cluster
+from weft.simulation.probing import ClusterProbe
 
 INSIDE = NetworkFit((8, 1000), (1e-6, 2e-6), alpha=1e-6, beta=1e-9)
 BETWEEN = NetworkFit((8, 1000), (1e-4, 1e-4), alpha=1e-4, beta=0.0)
@@ -22,7 +22,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         asked.append(workers)
         return ClusterProbe(CLUSTER, INSIDE, BETWEEN)
 
-    monkeypatch.setattr("weft.engines.probing.probe_cluster", probe)
+    monkeypatch.setattr("weft.simulation.probing.probe_cluster", probe)
     return asked
 
 
@@ -44,7 +44,7 @@ def test_json_tells_raw_times_and_choices(weft: Any, probed: list[int]) -> None:
 
 
 def test_ranks_other_than_the_first_tell_nothing(weft: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("weft.engines.probing.probe_cluster", lambda _: None)
+    monkeypatch.setattr("weft.simulation.probing.probe_cluster", lambda _: None)
     outcome = weft("cluster", "probe")
     assert (outcome.code, outcome.out, list(tmp_path.iterdir())) == (0, "", [])
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from weft.cli.main import main
-from weft.metrics.record_file import read_record
+from weft.records.record_file import read_record
 
 pytestmark = pytest.mark.slow
 

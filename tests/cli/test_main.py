@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import weft.cli.job
+import weft.runs.job
 from weft.errors import CorruptFileError, DivergedError, RecipeError, RunFolderError, StorageError, WeftError
 
 
@@ -23,7 +23,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 @pytest.fixture
 def fail_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     """Make the training raise this."""
-    return lambda error: monkeypatch.setattr(weft.cli.job, "find_recipe", raising(error))
+    return lambda error: monkeypatch.setattr(weft.runs.job, "find_recipe", raising(error))
 
 
 @pytest.mark.parametrize(

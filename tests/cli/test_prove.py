@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from weft.distributed.proof import Proof
 from weft.metrics.convergence import Convergence, judge_convergence
+from weft.proving import Proof
 from weft.training.recipe import Recipe
 
 PASSED = Proof(True, True, 5, 0.0, 1e-5, "2 ranks gave the parameters of one rank")
@@ -18,11 +18,11 @@ def proofs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     asked: dict[str, Any] = {"found": PASSED}
 
     def prove(recipe: Recipe, **options: Any) -> Proof:
-        asked.update(plan=recipe.mutable.plan, **options)
+        asked.update(plan=str(recipe.mutable.plan), **options)
         found: Proof = asked["found"]
         return found
 
-    monkeypatch.setattr("weft.engines.proving.prove", prove)
+    monkeypatch.setattr("weft.proving.prove", prove)
     return asked
 
 
@@ -70,7 +70,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked.update(options)
         return judge_convergence([asked["samples"]] * 5, [100.0] * 5, margin=options["margin"])
 
-    monkeypatch.setattr("weft.engines.convergence.check_convergence", check)
+    monkeypatch.setattr("weft.proving.check_convergence", check)
     return asked
 
 

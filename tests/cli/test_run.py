@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from weft.cli import ranks
 from weft.errors import DivergedError, StorageError
-from weft.metrics.record import Repetition, RunRecord
-from weft.metrics.record_file import new_record, read_record, write_record
-from weft.metrics.run_folder import RunFolder
+from weft.records.record import Repetition, RunRecord
+from weft.records.record_file import new_record, read_record, write_record
+from weft.records.run_folder import RunFolder
+from weft.runs import rank
 from weft.training.recipe import Recipe
 
 
@@ -27,7 +27,7 @@ def fake_training(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise error
             return record
 
-        monkeypatch.setattr(ranks, "run_recipe", run)
+        monkeypatch.setattr(rank, "run_recipe", run)
 
     return install
 
@@ -124,7 +124,7 @@ def test_disk_that_was_full_before_the_first_record_is_3(weft: Any, monkeypatch:
     def run(*arguments: object, **options: object) -> None:
         raise StorageError("file could not be written (here/record.json: No space left on device)")
 
-    monkeypatch.setattr(ranks, "run_recipe", run)
+    monkeypatch.setattr(rank, "run_recipe", run)
     outcome = weft("run", "digits_mlp", "--out", "here")
     assert (outcome.code, outcome.out) == (3, "")
     assert "No space left on device" in outcome.err

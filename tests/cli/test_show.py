@@ -10,8 +10,8 @@ import pytest
 
 from weft.cli.main import main
 from weft.metrics.measure import Measurements
-from weft.metrics.record import Repetition
-from weft.metrics.record_file import new_record, write_record
+from weft.records.record import Repetition
+from weft.records.record_file import new_record, write_record
 
 
 def test_result_and_how_it_was_made(weft: Any, finished_run: Path) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.record_file import read_record
 from weft.planning import ClusterSpec, Link, write_cluster
+from weft.records.record_file import read_record
 
 GIVEN = ("--compute-seconds", "0.01", "--quiet")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documents import ROOT
-from weft.metrics import read_record
+from weft.records import read_record
 
 pytestmark = pytest.mark.slow
 

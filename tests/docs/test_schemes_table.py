@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs.commands import find_fault
 from tests.docs.documents import ROOT
-from weft.cli.job import choose_recipe
+from weft.runs.job import choose_recipe
 from weft.training.build import check_recipe
 
 SCRIPT = ROOT / "scripts" / "train-every-scheme"

@@ -14,7 +14,7 @@ from weft.errors import UsageError
 from weft.metrics import measure as module
 from weft.metrics.measure import Measurements, count_samples
 from weft.metrics.metric import find_metric
-from weft.metrics.record_file import read_record
+from weft.records.record_file import read_record
 from weft.specs import Batch
 
 

@@ -7,17 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from weft.engines import local
-from weft.engines.place import find_place
-from weft.engines.rank_program import RankProgram, mark_joined
+from weft.engines.rank_program import RankProgram
 from weft.errors import PeerLostError, UsageError
 
 
+def _read(*variables: str) -> int:
+    return int(next(os.environ[variable] for variable in variables if variable in os.environ))
+
+
 def own_rank() -> int:
-    return find_place().rank
+    return _read("WEFT_RANK", "RANK", "OMPI_COMM_WORLD_RANK")
 
 
 def tell(word: str) -> dict[str, Any]:
-    return {"word": word, "rank": own_rank(), "size": find_place().size, "pid": os.getpid()}
+    return {
+        "word": word,
+        "rank": own_rank(),
+        "size": _read("WEFT_SIZE", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"),
+        "pid": os.getpid(),
+    }
 
 
 def fail(rank: int, how: str) -> str:
@@ -40,7 +48,7 @@ def fail(rank: int, how: str) -> str:
 def die(joins: bool) -> str:
     """Rank 1 is killed, before the others know it or after; they go on."""
     if joins:
-        mark_joined(find_place())
+        (Path(os.environ["WEFT_MEETING"]) / f"joined-{own_rank()}").touch()
     if own_rank() == 1:
         signal.raise_signal(signal.SIGKILL)
     return "done"

@@ -7,13 +7,12 @@ import torch.distributed
 
 from tests.distributed.group import contract
 from weft.distributed.group import AbstractGroup, AllReduce, kill_this_process
-from weft.engines.meeting import Kind, meet
-from weft.engines.place import find_place
+from weft.distributed.place import Kind, find_launch, open_group
 
 
 def keep_contract(kind: Kind, program: str = "everything", ranks_per_host: int = 0) -> contract.Report:
     """A program of the contract suite."""
-    group = open_group(kind, 30, ranks_per_host)
+    group = open_over(kind, 30, ranks_per_host)
     try:
         report: contract.Report = getattr(contract, program)(group)
         return report
@@ -25,7 +24,7 @@ def meet_over(kinds: list[Kind]) -> list[str]:
     """Meet over each kind in turn, each time anew; the names of the groups, and their sums."""
     met = []
     for generation, kind in enumerate(kinds):
-        group = meet(find_place(), kind, timeout=30, generation=generation)
+        group = open_group(find_launch(), kind, timeout=30, generation=generation)
         total = torch.tensor([1 + group.rank])
         group.all_reduce(total)
         met.append(f"{type(group).__name__} {group.generation} {total.item()}")
@@ -37,7 +36,7 @@ def meet_beside_default_group(kinds: list[Kind]) -> list[str]:
     """The user opens a process group of his own, and a group of ours leaves it as it is."""
     met = meet_over(kinds)
     torch.distributed.init_process_group("gloo")
-    group = meet(find_place(), "torch", timeout=30, generation=len(kinds))
+    group = open_group(find_launch(), "torch", timeout=30, generation=len(kinds))
     ours, theirs = torch.tensor([1.0]), torch.tensor([2.0])
     works = group.start(AllReduce(ours)), torch.distributed.all_reduce(theirs, async_op=True)
     for work in works:
@@ -50,11 +49,11 @@ def meet_beside_default_group(kinds: list[Kind]) -> list[str]:
 
 def lose_peer(kind: Kind, collective: str, how: str, ranks_per_host: int = 0) -> list[int]:
     """The last rank dies or falls silent; whom the others were told to have lost."""
-    group = open_group(kind, contract.CONTRACT_TIMEOUT, ranks_per_host)
+    group = open_over(kind, contract.CONTRACT_TIMEOUT, ranks_per_host)
     return contract.lose(group, collective, kill_this_process if how == "dead" else None)
 
 
-def open_group(kind: Kind, timeout: float, ranks_per_host: int) -> AbstractGroup:
+def open_over(kind: Kind, timeout: float, ranks_per_host: int) -> AbstractGroup:
     """As if a host held so few ranks, where that is asked for."""
-    place = find_place()
-    return meet(replace(place, local_size=ranks_per_host or place.local_size), kind, timeout=timeout)
+    launch = find_launch()
+    return open_group(replace(launch, local_size=ranks_per_host or launch.local_size), kind, timeout=timeout)

@@ -27,7 +27,7 @@ def run_processes(path: str, size: int, *, deadline: float = DEADLINE_SECONDS, *
         folder = Path(name)
         RankProgram(path, arguments).write(folder)
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "weft.engines.meeting", "weft.distributed.group.shared_memory"])
+        context.set_forkserver_preload(["torch", "weft.distributed.place", "weft.distributed.group.shared_memory"])
         ranks = [context.Process(target=_be_rank, args=(name, rank, size, deadline)) for rank in range(size)]
         try:
             for rank in ranks:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.metrics.record_file import read_record
-from weft.metrics.run_folder import RunFolder
+from weft.records.record_file import read_record
+from weft.records.run_folder import RunFolder
 
 SETTINGS = ["--set", "epochs=1.2", "--set", "checkpoint_steps=5", "--set", "batch_size=64", "--quiet"]
 DEADLINE = 100.0

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.processes.test_served import finish, kill_when_under_way, start
-from weft.distributed.consistency.pairs import audit_pairs, read_journals
-from weft.metrics.record_file import read_record
+from weft.distributed.consistency.pairs import read_journals
 from weft.planning.gossip_graphs import make_split
+from weft.proving.audit import audit_pairs
+from weft.records.record_file import read_record
 
 PLAN = "data={} consistency=gossip(ring,{})"
 SETTINGS = ["--set", "epochs=3", "--set", "batch_size=32", "--quiet", "--out"]

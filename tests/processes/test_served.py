@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from weft.distributed.consistency.server import audit_arrival, read_decisions, read_summary
+from weft.distributed.consistency.server import read_decisions, read_summary
 from weft.engines.rank_program import has_joined, read_process
 from weft.errors import RunFolderError
-from weft.metrics.record_file import read_record
+from weft.proving.audit import audit_arrival
+from weft.records.record_file import read_record
 
 DEADLINE = 100.0
 SETTINGS = ["--set", "epochs=2", "--set", "batch_size=64", "--quiet"]

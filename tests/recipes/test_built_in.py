@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from weft.errors import DataNotFoundError, RecipeError
-from weft.metrics.run_folder import create_run_folder
 from weft.recipes import BUILT_IN, find_recipe
+from weft.records.run_folder import create_run_folder
 from weft.training.build import check_recipe
 from weft.training.datasets import locate
 from weft.training.recipe import Recipe

@@ -4,8 +4,8 @@ from functools import cache
 
 import pytest
 
-from weft.engines.executor_proof import ExecutorProof, prove_executors
 from weft.errors import DataNotFoundError
+from weft.proving.executors import ExecutorProof, prove_executors
 from weft.recipes import BUILT_IN
 from weft.training.recipe import Recipe
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.metrics.record import Evaluation, Repetition, RunRecord, Verdict
+from weft.records.record import Evaluation, Repetition, RunRecord, Verdict
 
 RecordMaker = Callable[..., RunRecord]
 

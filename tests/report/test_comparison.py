@@ -10,7 +10,7 @@ from rich.console import Console
 
 from weft.errors import ComparisonError
 from weft.metrics.comparison import NO_DIFFERENCE
-from weft.metrics.record import RunRecord
+from weft.records.record import RunRecord
 from weft.report import check_comparable, compare_runs, render_comparison
 
 SLOW = [2.0, 2.1, 2.2, 2.3, 2.1, 2.0]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from weft.metrics.record import RunRecord
+from weft.records.record import RunRecord
 from weft.report.provenance import provenance_rows
 
 

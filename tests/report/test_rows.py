@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.metrics.record import RunRecord
+from weft.records.record import RunRecord
 from weft.report.quantity import scale_of
 from weft.report.rows import Spread, format_spread, measured_values, metric_of, metric_rows, row_of
 

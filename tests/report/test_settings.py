@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from weft.metrics.record import RunRecord
+from weft.records.record import RunRecord
 from weft.report.settings import Difference, differences, settings_of
 
 

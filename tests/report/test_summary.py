@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from weft.metrics.record import Repetition, RunRecord, Status, Verdict
+from weft.records.record import Repetition, RunRecord, Status, Verdict
 from weft.report import render_run
 from weft.report.summary import verdict_lines
 

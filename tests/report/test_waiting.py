@@ -2,7 +2,7 @@
 
 import math
 
-from weft.metrics.record import Repetition
+from weft.records.record import Repetition
 from weft.report.waiting import idle_rows, idle_shares
 
 

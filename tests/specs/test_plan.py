@@ -166,21 +166,21 @@ def test_zero_is_a_bound_and_a_number_of_backup_workers() -> None:
 
 
 def test_the_centre_of_elastic_ranks_is_at_servers_or_among_them() -> None:
-    assert parse_plan("data=2 consistency=elastic(4) topology=server(1,own)").is_served
-    assert not parse_plan("data=2 consistency=elastic(4)").is_served
+    assert parse_plan("data=2 consistency=elastic(4) topology=server(1,own)").channel == "servers"
+    assert parse_plan("data=2 consistency=elastic(4)").channel == "all_reduce"
 
 
 def test_servers_of_their_own_are_processes_beside_the_ranks() -> None:
     plan = parse_plan("data=2 consistency=async topology=server(3,own)")
-    assert (plan.num_ranks, plan.num_processes) == (2, 5)
-    assert plan.roles == ("worker", "worker", "server 0", "server 1", "server 2")
-    assert parse_plan("data=3").roles == ("worker",) * 3
+    assert (plan.num_ranks, plan.roles.num_processes) == (2, 5)
+    assert plan.roles.names == ("worker", "worker", "server 0", "server 1", "server 2")
+    assert parse_plan("data=3").roles.names == ("worker",) * 3
 
 
 def test_host_servers_come_last_or_share_the_first_worker_of_their_host() -> None:
     own = parse_plan("data=5 consistency=async topology=server(shards=1,place=own,inner=2)")
-    assert (own.num_hosts, own.num_processes) == (3, 9)
-    assert own.roles[5:] == ("server 0", "host server 0", "host server 1", "host server 2")
+    assert (own.num_hosts, own.roles.num_processes) == (3, 9)
+    assert own.roles.names[5:] == ("server 0", "host server 0", "host server 1", "host server 2")
     shared = parse_plan("data=5 consistency=async topology=server(shards=2,inner=2)")
-    assert shared.num_processes == 5 and shared.num_addresses == 10
-    assert shared.roles[:3] == ("worker, server 0, host server 0", "worker, server 1", "worker, host server 1")
+    assert shared.roles.num_processes == 5 and shared.roles.num_addresses == 10
+    assert shared.roles.names[:3] == ("worker, server 0, host server 0", "worker, server 1", "worker, host server 1")

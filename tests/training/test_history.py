@@ -3,8 +3,8 @@
 import json
 import math
 
-from weft.metrics.record import Evaluation
-from weft.metrics.strict_json import decode_json, encode_json
+from weft.records.record import Evaluation
+from weft.records.strict_json import decode_json, encode_json
 from weft.training.events import (
     EpochStarted,
     EvaluationEnded,

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from weft.metrics.record import Evaluation
+from weft.records.record import Evaluation
 from weft.training.events import (
     EpochEnded,
     EpochStarted,

@@ -9,6 +9,7 @@ from torch import Tensor
 from tests.training.planted import Recorder, build_tiny, clock_of_ticks, ignore, module_with_dropout
 from weft.graph import GradientSink, State
 from weft.metrics.metric import Rule
+from weft.specs import Mesh
 from weft.training.checkpoint import Entry
 from weft.training.events import EvaluationEnded, EvaluationStarted
 from weft.training.loop import train
@@ -25,12 +26,8 @@ class Worker(AbstractReplicas):
         self._steps_left = last_step
 
     @property
-    def rank(self) -> int:
-        return 1
-
-    @property
-    def size(self) -> int:
-        return 2
+    def mesh(self) -> Mesh:
+        return Mesh(1, data=2)
 
     @property
     def is_synchronous(self) -> bool:
@@ -55,8 +52,11 @@ class Worker(AbstractReplicas):
     def traffic(self) -> Traffic:
         return Traffic()
 
-    def agree(self, wish: bool) -> bool:
+    def agree_to_stop(self, wish: bool) -> bool:
         return self._steps_left == 0
+
+    def agree_to_save(self, wish: bool) -> bool:
+        return wish
 
     def dismiss(self) -> None:
         pass

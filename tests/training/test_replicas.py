@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.training.planted import build_tiny
+from weft.specs import Mesh
 from weft.training.optimizers import SGD, Optimizer, OptimizerState
 from weft.training.replicas import AbstractReplicas, SoloReplicas, Traffic, Update
 from weft.training.results import hash_tensors
@@ -33,8 +34,8 @@ def test_one_rank_is_rank_0_of_1_and_keeps_everything() -> None:
     replicas.remember(3, replicas.memory())
     with replicas.use_consensus(state.model) as consensus:
         assert consensus.judges is replicas and consensus.values == {}
-    assert (replicas.rank, replicas.size, replicas.is_synchronous) == (0, 1, True)
-    assert replicas.agree(True) and not replicas.agree(False)
+    assert (replicas.mesh, replicas.is_synchronous) == (Mesh(), True)
+    assert replicas.agree_to_stop(True) and not replicas.agree_to_save(False)
     assert replicas.share(indices) is indices and replicas.sum(indices) is indices
     assert replicas.gather(indices) == (indices,)
     assert replicas.collect(state.optimizer) is state.optimizer

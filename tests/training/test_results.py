@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from weft.metrics.metric import Rule
-from weft.metrics.record import Evaluation, Repetition, RunRecord
+from weft.records.record import Evaluation, Repetition, RunRecord
 from weft.training.history import History
 from weft.training.replicas import Traffic
 from weft.training.results import hash_tensors, judge, to_target, values_of

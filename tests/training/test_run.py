@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from weft.errors import CorruptFileError, DivergedError, RunFolderError, StorageError, UsageError
-from weft.metrics.record import RunRecord
-from weft.metrics.record_file import read_record
-from weft.metrics.run_folder import RunFolder, create_run_folder
 from weft.recipes import digits_cnn, digits_mlp
+from weft.records.record import RunRecord
+from weft.records.record_file import read_record
+from weft.records.run_folder import RunFolder, create_run_folder
 from weft.training.events import Event, Listener, Notice, StepEnded
 from weft.training.recipe import Recipe
 from weft.training.run import resume_run, run_recipe

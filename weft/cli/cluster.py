@@ -8,7 +8,7 @@ import typer
 from weft.cli.options import Json
 
 if TYPE_CHECKING:
-    from weft.engines.probing import Chosen, ClusterProbe
+    from weft.simulation.probing import Chosen, ClusterProbe
 
 __all__ = ["cluster", "probe"]
 
@@ -33,8 +33,8 @@ def probe(
 ) -> None:
     """Fit alpha and beta inside the host and over sockets, and tell which all-reduce they make the fastest."""
     from weft.cli.output import print_json
-    from weft.engines.probing import probe_cluster, table_of_choices
     from weft.planning.cluster import write_cluster
+    from weft.simulation.probing import probe_cluster, table_of_choices
 
     found = probe_cluster(workers)
     if found is None:  # another rank tells the result

@@ -24,5 +24,5 @@ def launch(
     if not script.is_file():
         raise UsageError(f"no such script ({script}); give the path of a Python file")
     start_fork_server()
-    program = RankProgram("weft.engines.script:run_script", {"path": str(script), "arguments": arguments or []})
+    program = RankProgram("weft.runs.script:run_script", {"path": str(script), "arguments": arguments or []})
     run_ranks(program, workers, silent=True)

@@ -14,7 +14,6 @@ import typer
 
 from weft.cli.cluster import cluster
 from weft.cli.compare import compare
-from weft.cli.console import error_console
 from weft.cli.doctor import doctor
 from weft.cli.launch import launch
 from weft.cli.list import list_all
@@ -24,6 +23,7 @@ from weft.cli.prove import prove
 from weft.cli.run import run
 from weft.cli.show import show
 from weft.cli.simulate import simulate
+from weft.console import error_console
 from weft.errors import WeftError
 
 __all__ = ["app", "main"]

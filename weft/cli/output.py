@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from weft.cli.console import output_console
-from weft.metrics.record import RunRecord
-from weft.metrics.strict_json import encode_json
+from weft.console import output_console
+from weft.records.record import RunRecord
+from weft.records.strict_json import encode_json
 
 __all__ = ["print_json", "print_tables", "record_document"]
 

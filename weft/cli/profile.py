@@ -31,11 +31,11 @@ def profile(
     json: Json = False,
 ) -> None:
     """Train some steps one operator at a time; tell the time, cost and place under the roofline of each."""
-    from weft.cli.job import with_settings
     from weft.cli.output import print_json, print_tables
-    from weft.engines.profiling import profile_recipe
     from weft.operators.roofline import measure_roofline
     from weft.recipes import find_recipe
+    from weft.runs.job import with_settings
+    from weft.training.profiling import profile_recipe
 
     chosen = with_settings(find_recipe(recipe), settings or [])
     roofline = measure_roofline(threads)

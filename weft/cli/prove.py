@@ -40,25 +40,19 @@ def prove(
     relaxed plan, compare each rank with the equations, and samples to target with those of one rank. With --executor,
     train them with two executors, and compare losses, gradients and parameters."""
     from weft.engines.fork_server import start_fork_server
-    from weft.engines.place import find_place
 
-    if (plan is not None or workers is not None) and find_place().starter == "nobody":
+    if plan is not None or workers is not None:
         start_fork_server()  # it imports torch while this process does
-
-    from weft.cli.job import with_plan, with_settings
     from weft.cli.output import print_json
-    from weft.engines.convergence import check_convergence, check_target
-    from weft.engines.executor_proof import prove_executors
-    from weft.engines.paired_proof import prove_paired
-    from weft.engines.proving import prove as prove_plan
-    from weft.engines.served_proof import prove_served
     from weft.errors import UsageError
+    from weft.proving import check_convergence, check_target, prove_executors
+    from weft.proving import prove as prove_plan
     from weft.recipes import find_recipe
-    from weft.specs import parse_plan
+    from weft.runs.job import with_plan, with_settings
 
     chosen = with_plan(with_settings(find_recipe(recipe), settings or []), plan, workers)
     shown: dict[str, Any]
-    is_relaxed = not executor and parse_plan(chosen.mutable.plan).consistency.name != "sync"
+    is_relaxed = not executor and chosen.mutable.plan.consistency.name != "sync"
     if is_relaxed and seeds:
         check_target(chosen, seeds)
     if executor:
@@ -67,15 +61,9 @@ def prove(
         pair = (executor[0], executor[1] if len(executor) == 2 else "eager")
         proof: Any = prove_executors(chosen, *pair, seed=seed, num_steps=steps, tolerance=tolerance)
         shown = {"executors": pair}
-    elif parse_plan(chosen.mutable.plan).is_mailed:
-        proof = prove_paired(chosen, seed=seed, num_steps=steps, tolerance=1e-5 if tolerance is None else tolerance)
-        shown = {"plan": chosen.mutable.plan}
-    elif parse_plan(chosen.mutable.plan).is_served:
-        proof = prove_served(chosen, seed=seed, num_steps=steps, tolerance=1e-5 if tolerance is None else tolerance)
-        shown = {"plan": chosen.mutable.plan}
     else:
         proof = prove_plan(chosen, seed=seed, num_steps=steps, tolerance=1e-5 if tolerance is None else tolerance)
-        shown = {"plan": chosen.mutable.plan}
+        shown = {"plan": str(chosen.mutable.plan)}
     passed = proof.passed
     if is_relaxed and seeds and passed:
         convergence = check_convergence(chosen, seeds=range(seed, seed + seeds), margin=margin)
@@ -83,7 +71,7 @@ def prove(
     if json:
         print_json({"recipe": chosen.name, **shown, "proof": proof})
     else:
-        what = " against ".join(shown["executors"]) if executor else chosen.mutable.plan
+        what = " against ".join(shown["executors"]) if executor else shown["plan"]
         findings = [proof.finding, *([shown["convergence"].finding] if "convergence" in shown else [])]
         typer.echo("\n      ".join([f"{'PASS' if passed else 'FAIL'}  {chosen.name}  {what}", *findings]))
     raise typer.Exit(0 if passed else 1)

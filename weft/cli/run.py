@@ -8,7 +8,7 @@ import typer
 from weft.cli.options import Json, Plan, Settings, Workers
 
 if TYPE_CHECKING:
-    from weft.metrics.record import RunRecord
+    from weft.records.record import RunRecord
 
 __all__ = ["run"]
 
@@ -43,16 +43,14 @@ def run(
 ) -> None:
     """Train a recipe and say whether the result is accepted."""
     from weft.engines.fork_server import start_fork_server
-    from weft.engines.place import find_place
 
-    if (plan is not None or workers is not None) and find_place().starter == "nobody":
+    if plan is not None or workers is not None:
         start_fork_server()  # it imports torch while this process does
-    from weft.cli.job import Job, choose_recipe, new_job, resumed_job
-    from weft.cli.ranks import execute
-    from weft.cli.replay import compare_replay, replayed_job
-    from weft.engines.serving import check_restarts
-    from weft.metrics.record_file import read_record
-    from weft.specs import parse_plan
+    from weft.engines.tolerance import check_restarts
+    from weft.records.record_file import read_record
+    from weft.runs.execute import execute
+    from weft.runs.job import Job, choose_recipe, new_job, resumed_job
+    from weft.runs.replay import compare_replay, replayed_job
 
     def make_job(num_ranks: int | None) -> Job:
         if replay is not None:
@@ -65,7 +63,7 @@ def run(
             return resumed_job(resume, recipe, plan, workers or num_ranks, given)
         chosen = choose_recipe(recipe, settings or [], plan, workers or num_ranks)
         if restarts:
-            check_restarts(parse_plan(chosen.mutable.plan), repeat or 1)
+            check_restarts(chosen.mutable.plan, repeat or 1)
         return new_job(chosen, num_seeds=repeat or 1, first_seed=seed or 0, out=out)
 
     finished = execute(make_job, quiet=quiet, restarts=restarts or 0)

@@ -16,7 +16,7 @@ def show(
 ) -> None:
     """Show the result of a run."""
     from weft.cli.output import print_json, print_tables, record_document
-    from weft.metrics.record_file import read_record
+    from weft.records.record_file import read_record
     from weft.report import render_run
 
     record = read_record(run)

@@ -8,7 +8,7 @@ import typer
 from weft.cli.options import Json, Plan, Settings
 
 if TYPE_CHECKING:
-    from weft.engines.simulation import Simulation
+    from weft.simulation.simulation import Simulation
 
 __all__ = ["simulate"]
 
@@ -48,16 +48,15 @@ def simulate(
     json: Json = False,
 ) -> None:
     """Train on virtual ranks in this process; times in the result are those that the cluster would take."""
-    from weft.cli.console import error_console
-    from weft.cli.job import choose_recipe, new_job
-    from weft.cli.progress import use_progress
-    from weft.cli.replay import compare_replay, replayed_job
+    from weft.console import error_console
     from weft.distributed.group.virtual import TEN_GIGABIT
-    from weft.engines.simulation import simulate as run_simulation
-    from weft.engines.stragglers import check_ranks, parse_failures, parse_stragglers
     from weft.planning.cluster import read_cluster
     from weft.planning.network import network_of
-    from weft.specs import parse_plan
+    from weft.runs.job import choose_recipe, new_job
+    from weft.runs.progress import use_progress
+    from weft.runs.replay import compare_replay, replayed_job
+    from weft.simulation.simulation import simulate as run_simulation
+    from weft.simulation.stragglers import check_ranks, parse_failures, parse_stragglers
 
     network = TEN_GIGABIT if cluster is None else network_of(read_cluster(cluster))
     if replay is not None:
@@ -65,7 +64,7 @@ def simulate(
         fixed |= {"--seed": seed}
         replayed = replayed_job(replay, out, [name for name, value in fixed.items() if value is not None])
     chosen = replayed.recipe if replay is not None else choose_recipe(recipe, settings or [], plan, ranks)
-    num_ranks = parse_plan(chosen.mutable.plan).num_ranks
+    num_ranks = chosen.mutable.plan.num_ranks
     slow = parse_stragglers(stragglers) if stragglers else ()
     check_ranks(slow, num_ranks)
     faults = parse_failures(fail, num_ranks) if fail else ()

@@ -21,11 +21,14 @@ __all__ = ["CommandRanks", "start_command"]
 GRACE_SECONDS = 5.0
 
 
-def start_command(command: Sequence[str], folder: Path, num_ranks: int, *, num_threads: int) -> "CommandRanks":
-    """Start the command, which runs `-m weft.engines.guarded_rank FOLDER` on so many ranks.
+def start_command(
+    command: Sequence[str], folder: Path, num_ranks: int, *, variable: str, num_threads: int
+) -> "CommandRanks":
+    """Start the command, which runs `-m weft.engines.guarded_rank FOLDER VARIABLE` on so many ranks.
 
     Args:
         command: up to the arguments of Python.
+        variable: that in which the command tells each process its rank.
         num_threads: threads of each rank.
     """
     environment = {
@@ -36,7 +39,7 @@ def start_command(command: Sequence[str], folder: Path, num_ranks: int, *, num_t
     }
     # A session of its own, so that the terminal's Ctrl-C reaches this process alone, which passes it on.
     process = subprocess.Popen(
-        [*command, "-m", "weft.engines.guarded_rank", str(folder)],
+        [*command, "-m", "weft.engines.guarded_rank", str(folder), variable],
         env=environment,
         stdin=subprocess.DEVNULL,
         start_new_session=True,

@@ -37,6 +37,8 @@ READ_AT_START = (
 )
 NOT_READ = {"OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR"}  # set for each rank; read when it is used
 
+RANK_VARIABLES = {"WEFT_RANK", "RANK", "OMPI_COMM_WORLD_RANK"}
+
 # With these a user says himself how many threads a library has; a process that has loaded it already cannot obey.
 SETS_THREADS = ("MKL_", "OPENBLAS_", "GOTO_")
 
@@ -171,9 +173,13 @@ _lock = threading.Lock()
 
 
 def start_fork_server() -> None:
-    """Start the fork server of this process, if it has none; returns at once, while the server imports torch."""
-    with _lock, suppress(OSError):
-        _get_server()
+    """Start the fork server of this process, if it has none; returns at once, while the server imports torch.
+
+    A process that is itself a rank starts no others, and gets none.
+    """
+    if not RANK_VARIABLES & os.environ.keys():
+        with _lock, suppress(OSError):
+            _get_server()
 
 
 def stop_fork_server() -> None:

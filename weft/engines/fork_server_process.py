@@ -33,9 +33,9 @@ PRELOADED = (
     "numpy",
     "numpy.random",
     "safetensors.torch",
-    "weft.engines.serving",
-    "weft.engines.weave",
-    "weft.training.run",
+    "weft.runs.rank",
+    "weft.distributed.weave",
+    "weft.proving",
     "weft.recipes",
 )
 

@@ -2,6 +2,8 @@
 
     mpirun --- fork ---> guard --- fork ---> rank
 
+    python -m weft.engines.guarded_rank FOLDER VARIABLE     with the rank in that variable, as the launcher sets it
+
 The launcher knows how its processes ended, but each tells it in a way of its own. The guard leaves it in the folder of
 the rank program, as `ended-RANK.json`. It ends the rank when the launcher, or the process that started the launcher
 (WEFT_STARTER), is gone.
@@ -18,7 +20,6 @@ from types import FrameType
 
 from weft.atomic import write_json
 from weft.engines.engine import End
-from weft.engines.place import find_place
 from weft.engines.rank_process import be_rank, die_with_parent
 
 __all__ = ["guard", "read_end"]
@@ -56,8 +57,8 @@ def read_end(folder: Path, rank: int) -> End | None:
     return End(rank, **json.loads(file.read_text())) if file.is_file() else None
 
 
-def main(folder: Path) -> int:
-    rank, own = find_place().rank, os.getpid()
+def main(folder: Path, variable: str) -> int:
+    rank, own = int(os.environ[variable]), os.getpid()
     process = os.fork()
     if process == 0:
         die_with_parent(own)
@@ -66,4 +67,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

@@ -25,7 +25,8 @@ class MpirunEngine(AbstractEngine):
     def start(self, folder: Path, num_ranks: int) -> CommandRanks:
         command = [_find_mpirun(), *ONE_HOST, *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
         command += ["-n", str(num_ranks), sys.executable]
-        return start_command(command, folder, num_ranks, num_threads=threads_per_rank(num_ranks))
+        threads = threads_per_rank(num_ranks)
+        return start_command(command, folder, num_ranks, variable="OMPI_COMM_WORLD_RANK", num_threads=threads)
 
 
 def _find_mpirun() -> str:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from weft.atomic import write_json
-from weft.engines.place import Place
 
 __all__ = [
     "INTERRUPTED",
@@ -27,7 +26,6 @@ __all__ = [
     "has_joined",
     "has_result",
     "log_of",
-    "mark_joined",
     "mark_process",
     "read_failure",
     "read_process",
@@ -88,12 +86,6 @@ def read_process(folder: Path, rank: int) -> int | None:
     """The process of a rank, once it runs."""
     file = folder / f"process-{rank}"
     return int(file.read_text()) if file.is_file() else None
-
-
-def mark_joined(place: Place) -> None:
-    """Tell the launcher, if it is Weft's, that the others know this rank, and will hear of its death."""
-    if place.starter == "weft":
-        (Path(place.meeting) / f"joined-{place.rank}").touch()
 
 
 def has_joined(folder: Path, rank: int) -> bool:

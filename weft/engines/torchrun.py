@@ -18,4 +18,5 @@ class TorchrunEngine(AbstractEngine):
     def start(self, folder: Path, num_ranks: int) -> CommandRanks:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
         command = [*launcher, "--nproc-per-node", str(num_ranks)]
-        return start_command(command, folder, num_ranks, num_threads=threads_per_rank(num_ranks))
+        threads = threads_per_rank(num_ranks)
+        return start_command(command, folder, num_ranks, variable="RANK", num_threads=threads)

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from weft.errors import UsageError
 from weft.metrics.metric import find_metric
-from weft.metrics.record import Repetition
-from weft.metrics.record_file import new_record, write_record
 from weft.metrics.statistics import Summary, count_warmup, summarise
 from weft.metrics.timing import Clock, synchronise_device
+from weft.records.record import Repetition
+from weft.records.record_file import new_record, write_record
 
 __all__ = ["MeasuredLoop", "Measurements", "SeriesSummary", "count_samples", "measure", "measured", "measurements"]
 

@@ -57,7 +57,7 @@ def server_cost(plan: Plan, num_bytes: float) -> ConsistencyCost:
     >>> server_cost(parse_plan("data=4 consistency=elastic(8) topology=server(place=own)"), 1000.0)
     ConsistencyCost(rounds=0.25, rank_bytes=500.0, total_bytes=1000.0, copies=9)
     """
-    if not plan.is_served:
+    if plan.channel != "servers":
         raise UsageError(f"ranks of this plan meet at no servers ({plan}); use consistency_cost")
     size, shards = plan.num_ranks, int(plan.topology["shards"])
     if plan.num_hosts:

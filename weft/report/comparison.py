@@ -9,8 +9,8 @@ from rich.text import Text
 
 from weft.errors import ComparisonError
 from weft.metrics.comparison import Comparison, compare
-from weft.metrics.record import RunRecord
 from weft.metrics.statistics import MIN_VALUES_FOR_RATIO
+from weft.records.record import RunRecord
 from weft.report.quantity import scale_of
 from weft.report.rows import (
     FEWEST_FOR_INTERVAL,

@@ -1,6 +1,6 @@
 """How, with what and where a run was made."""
 
-from weft.metrics.record import RunRecord
+from weft.records.record import RunRecord
 from weft.report.settings import PARTS, settings_of
 
 __all__ = ["provenance_rows"]

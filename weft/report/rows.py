@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from weft.errors import RecipeError
 from weft.metrics.metric import Metric, Statistic, find_metric
-from weft.metrics.record import RunRecord
 from weft.metrics.statistics import STATISTICS, count_warmup, median_interval
+from weft.records.record import RunRecord
 from weft.report.quantity import Scale, scale_of
 
 __all__ = [

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.metrics.record import RunRecord
+from weft.records.record import RunRecord
 
 __all__ = ["PARTS", "Difference", "differences", "settings_of"]
 

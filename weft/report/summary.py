@@ -7,7 +7,7 @@ from itertools import groupby
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from weft.metrics.record import Repetition, RunRecord, Verdict
+from weft.records.record import Repetition, RunRecord, Verdict
 from weft.report.curve import sparkline
 from weft.report.histogram import Histogram, added
 from weft.report.provenance import provenance_rows

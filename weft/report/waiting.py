@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, quantiles
 
-from weft.metrics.record import Repetition
+from weft.records.record import Repetition
 
 __all__ = ["idle_rows", "idle_shares"]
 

@@ -9,7 +9,7 @@ from weft.specs.axes import AXES, DEGREES, Number, Value
 from weft.specs.plan import Choice, Plan
 from weft.specs.refusals import check_plan
 
-__all__ = ["parse_plan"]
+__all__ = ["as_plan", "parse_plan"]
 
 
 def parse_plan(text: str) -> Plan:
@@ -29,6 +29,15 @@ def parse_plan(text: str) -> Plan:
     plan = Plan(**settings)
     check_plan(plan)
     return plan
+
+
+def as_plan(plan: Plan | str) -> Plan:
+    """The plan itself or the one that a text means, with every parameter filled in; refused as `parse_plan` refuses.
+
+    >>> as_plan(Plan(data=2, consistency=Choice("local"))).consistency["steps"]
+    8
+    """
+    return parse_plan(str(plan))
 
 
 def _parse_degree(key: str, text: str) -> int:

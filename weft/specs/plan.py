@@ -9,6 +9,8 @@ split     agree
 from dataclasses import dataclass, fields, replace
 
 from weft.specs.axes import AXES, Number
+from weft.specs.mesh import MESH_AXES, Mesh
+from weft.specs.roles import Channel, Roles, assign_roles
 
 __all__ = ["Choice", "Plan"]
 
@@ -22,6 +24,10 @@ class Choice:
 
     def __getitem__(self, parameter: str) -> Number:
         return dict(self.parameters)[parameter]
+
+    def get(self, parameter: str, default: Number) -> Number:
+        """The value of a parameter, where the choice has it."""
+        return dict(self.parameters).get(parameter, default)
 
     def __str__(self) -> str:
         inside = ",".join(f"{key}={value}" for key, value in self.parameters)
@@ -47,49 +53,38 @@ class Plan:
 
     @property
     def num_ranks(self) -> int:
-        return self.data * self.shard * self.tensor * self.pipeline
+        """Ranks that compute, on all axes together."""
+        return self.mesh(0).num_ranks
 
     @property
-    def is_served(self) -> bool:
-        """Whether ranks meet nobody but servers."""
-        return self.consistency.name in ("async", "stale", "backup") or self.has_served_centre
+    def num_replicas(self) -> int:
+        """Copies of the model that are trained on different shares of a batch."""
+        return self.mesh(0).num_replicas
+
+    def mesh(self, rank: int) -> Mesh:
+        """The mesh of the plan as a rank sees it."""
+        sizes = {axis: getattr(self, axis) for axis in MESH_AXES}
+        return Mesh(rank, **sizes)
 
     @property
-    def has_served_centre(self) -> bool:
-        """Whether elastic ranks find their centre at servers, each at its own pace, instead of in turns on rank 0."""
-        return self.consistency.name == "elastic" and self.topology.name == "server"
+    def channel(self) -> Channel:
+        """How ranks reach each other: in a group of all, through servers, or each its neighbours alone."""
+        relaxed, at_server = self.consistency.name, self.topology.name == "server"
+        if relaxed in ("async", "stale", "backup") or (relaxed == "elastic" and at_server):
+            return "servers"
+        if relaxed == "gossip" and (self.consistency["mix"] == "pair" or self.consistency["lost"] == "drop"):
+            return "neighbours"
+        return "all_reduce"
 
     @property
-    def has_own_servers(self) -> bool:
-        """Whether servers are processes of their own."""
-        return dict(self.topology.parameters).get("place") == "own"
+    def num_shards(self) -> int:
+        """Servers among which parameters are cut; 0 where there are none."""
+        return int(self.topology["shards"]) if self.topology.name == "server" else 0
 
     @property
     def ranks_per_host(self) -> int:
-        """Ranks to a host server; 1 means none."""
-        return int(dict(self.topology.parameters).get("inner", 1)) if self.topology.name == "server" else 1
-
-    @property
-    def is_paired(self) -> bool:
-        """Whether ranks meet one neighbour at a time, each at its own pace."""
-        return self.consistency.name == "gossip" and self.consistency["mix"] == "pair"
-
-    @property
-    def is_mailed(self) -> bool:
-        """Whether ranks gossip over the mailbox, and go on without those that die."""
-        return self.is_paired or (self.consistency.name == "gossip" and self.consistency["lost"] == "drop")
-
-    @property
-    def num_addresses(self) -> int:
-        """Ranks, and those who answer beside them over the mailbox: servers, or a desk for every rank."""
-        servers = int(self.topology["shards"]) + self.num_hosts if self.is_served else 0
-        beside = self.num_ranks if self.is_mailed else servers
-        return self.num_ranks + beside
-
-    @property
-    def num_processes(self) -> int:
-        """Ranks, and the servers that are processes of their own; these come after the ranks."""
-        return self.num_ranks + (int(self.topology["shards"]) + self.num_hosts if self.has_own_servers else 0)
+        """Ranks to a host server; 1 means that there are none."""
+        return int(self.topology.get("inner", 1)) if self.topology.name == "server" else 1
 
     @property
     def num_hosts(self) -> int:
@@ -97,28 +92,21 @@ class Plan:
         return -(-self.num_ranks // self.ranks_per_host) if self.ranks_per_host > 1 else 0
 
     @property
-    def roles(self) -> tuple[str, ...]:
-        """What each process is for.
+    def roles(self) -> Roles:
+        """What each address of the plan is for, and which process it is in.
 
         >>> from weft.specs import parse_plan
-        >>> parse_plan("data=2 consistency=async topology=server(shards=1,place=own)").roles
-        ('worker', 'worker', 'server 0')
-        >>> parse_plan("data=2 consistency=async topology=server").roles
+        >>> parse_plan("data=2 consistency=async topology=server").roles.names
         ('worker, server 0', 'worker')
-        >>> parse_plan("data=3 consistency=async topology=server(inner=2)").roles
-        ('worker, server 0, host server 0', 'worker', 'worker, host server 1')
         """
-        workers = ("worker",) * self.num_ranks
-        if self.topology.name != "server":
-            return workers
-        servers = [f"server {shard}" for shard in range(int(self.topology["shards"]))]
-        hosts = [f"host server {host}" for host in range(self.num_hosts)]
-        if self.num_processes > self.num_ranks:
-            return (*workers, *servers, *hosts)
-        shared = {rank: [name] for rank, name in enumerate(servers)}
-        for host, name in enumerate(hosts):
-            shared.setdefault(host * self.ranks_per_host, []).append(name)
-        return tuple(", ".join([role, *shared.get(rank, ())]) for rank, role in enumerate(workers))
+        return assign_roles(
+            self.num_ranks,
+            self.channel,
+            num_shards=self.num_shards,
+            num_hosts=self.num_hosts,
+            ranks_per_host=self.ranks_per_host,
+            is_own=self.topology.get("place", "shared") == "own",
+        )
 
     def __str__(self) -> str:
         values = {f.name: getattr(self, f.name) for f in fields(self)}

@@ -26,12 +26,17 @@ def _with(choice: Choice, **parameters: Number) -> Choice:
 
 
 def _is_relaxed(plan: Plan) -> bool:
-    """Whether ranks train by themselves, and agree in a group."""
-    return plan.consistency.name in ("local", "elastic", "gossip") and not plan.has_served_centre
+    """Whether ranks train by themselves, and agree without servers."""
+    return plan.consistency.name in ("local", "elastic", "gossip") and plan.channel != "servers"
 
 
 def _meets_at_servers(plan: Plan) -> bool:
-    return plan.is_served and plan.num_ranks > 1
+    return plan.channel == "servers" and plan.num_ranks > 1
+
+
+def _has_own_servers(plan: Plan) -> bool:
+    """Whether servers are processes of their own."""
+    return plan.topology.get("place", "shared") == "own"
 
 
 def _commits_by_clock(plan: Plan) -> bool:
@@ -56,7 +61,7 @@ def _outer(plan: Plan) -> Mapping[str, Number]:
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
-        lambda plan: (_is_relaxed(plan) or plan.is_served) and plan.num_ranks == 1,
+        lambda plan: (_is_relaxed(plan) or plan.channel == "servers") and plan.num_ranks == 1,
         "one rank has nobody to agree with",
         lambda plan: replace(plan, consistency=Choice("sync"), topology=Choice("native")),
     ),
@@ -95,7 +100,7 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, consistency=_with(plan.consistency, commit="arrival")),
     ),
     Refusal(
-        lambda plan: plan.has_own_servers and not plan.is_served,
+        lambda plan: _has_own_servers(plan) and plan.channel != "servers",
         "servers of synchronous ranks are ranks themselves",
         lambda plan: replace(plan, topology=_with(plan.topology, place="shared")),
     ),
@@ -112,7 +117,7 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, topology=Choice("native")),
     ),
     Refusal(
-        lambda plan: plan.is_mailed and plan.consistency["mix"] == "after",
+        lambda plan: plan.channel == "neighbours" and plan.consistency["mix"] == "after",
         "ranks that may die send their weights before the gradient, and mix what has come",
         lambda plan: replace(plan, consistency=_with(plan.consistency, mix="during")),
     ),
@@ -142,7 +147,7 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         lambda plan: (
             plan.topology.name == "server"
-            and not plan.has_own_servers
+            and not _has_own_servers(plan)
             and int(plan.topology["shards"]) > plan.num_ranks
         ),
         "more server shards than ranks to hold them",

@@ -12,7 +12,7 @@ from weft.errors import RecipeError, UsageError
 from weft.graph import AbstractExecutor, EagerExecutor, GraphExecutor, Loss, ReferenceExecutor, TapeProgram
 from weft.metrics.metric import find_metric
 from weft.metrics.quality import QUALITY
-from weft.specs import Plan, parse_plan
+from weft.specs import Plan
 from weft.training.component import Component, build, check_options
 from weft.training.datasets import DATASETS, Splits
 from weft.training.loop import Task, TrainingState
@@ -135,22 +135,21 @@ def check_recipe(recipe: Recipe, *, is_training: bool = True) -> None:
     if mutable.accumulate > mutable.batch_size:
         numbers = f"accumulate: {mutable.accumulate}, batch_size: {mutable.batch_size}"
         raise RecipeError(f"more micro-batches than samples in a batch ({numbers}); lower accumulate")
-    plan = parse_plan(mutable.plan)
-    if plan.num_ranks > mutable.batch_size:
-        numbers = f"ranks: {plan.num_ranks}, batch_size: {mutable.batch_size}"
+    plan = mutable.plan
+    if plan.num_replicas > mutable.batch_size:
+        numbers = f"ranks: {plan.num_replicas}, batch_size: {mutable.batch_size}"
         raise RecipeError(f"more ranks than samples in a batch ({numbers}); raise batch_size or use fewer ranks")
-    if plan.consistency.name == "backup" or dict(plan.consistency.parameters).get("commit") == "clock":
+    if plan.consistency.name == "backup" or plan.consistency.get("commit", "") == "clock":
         _check_clipping(mutable, plan)
-    if plan.topology.name == "server" and not plan.is_served and mutable.optimizer.name == "torch":
+    if plan.topology.name == "server" and plan.channel == "all_reduce" and mutable.optimizer.name == "torch":
         raise RecipeError(
             "torch.optim keeps its state to itself, servers must share theirs (optimizer: torch); use adam"
         )
 
 
 def _check_clipping(mutable: Mutable, plan: Plan) -> None:
-    num_shards = int(plan.topology["shards"])
-    if mutable.clip_norm is not None and num_shards > 1:
-        numbers = f"clip_norm: {mutable.clip_norm}, shards: {num_shards}"
+    if mutable.clip_norm is not None and plan.num_shards > 1:
+        numbers = f"clip_norm: {mutable.clip_norm}, shards: {plan.num_shards}"
         raise RecipeError(f"no shard knows the norm of the whole sum ({numbers}); use topology=server(shards=1)")
 
 
@@ -197,7 +196,7 @@ def build_task(
         clip_norm=mutable.clip_norm,
         replicas=replicas,
     )
-    random = torch.Generator().manual_seed(derive_seed(seed, f"dropout/{replicas.rank}")).get_state()
+    random = torch.Generator().manual_seed(derive_seed(seed, f"dropout/{replicas.mesh.replica}")).get_state()
     model = replace(task.executor.initial_state(), random=random)
     if isinstance(replicas, SoloReplicas) and task.accumulate == 1:
         task = replace(task, step_in_one=step_in_one(task.executor, task.optimizer, model, task.clip_norm))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from weft.atomic import use_new_folder, write_json
 from weft.errors import CorruptFileError
-from weft.metrics.strict_json import decode_json, encode_json, parse_json
+from weft.records.strict_json import decode_json, encode_json, parse_json
 from weft.training.layout import Layout, part_for
 
 __all__ = ["FORMAT", "Entry", "Snapshot", "latest_checkpoint", "read_checkpoint", "write_checkpoint"]

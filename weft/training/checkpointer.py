@@ -43,8 +43,8 @@ class Checkpointer:
         self._counted_from: int | None = None  # the last step that was written, or the one before the first seen
 
     def __call__(self, state: TrainingState) -> None:
-        is_due = self._replicas.rank == 0 and self._is_due(state.step)
-        if self._replicas.agree(is_due):
+        is_due = self._replicas.mesh.rank == 0 and self._is_due(state.step)
+        if self._replicas.agree_to_save(is_due):
             self.write(state)
 
     def write(self, state: TrainingState) -> None:
@@ -52,7 +52,7 @@ class Checkpointer:
         if state.step == self._written_step:
             return
         snapshot = take_snapshot(state, self._progress(), self._replicas)
-        if self._replicas.rank == 0:
+        if self._replicas.mesh.rank == 0:
             write_checkpoint(self._folder, snapshot)
         self._written_at, self._written_step = self._clock(), state.step
         self._counted_from = state.step

@@ -24,14 +24,15 @@ def evaluate(
 ) -> dict[str, float]:
     """The loss and the named metrics over every sample; a ragged last batch weighs by its targets.
 
-    Batches are dealt out to the ranks in turn, and their tallies are added in the order of the batches, so that any
-    number of ranks gives the same bits.
+    Batches are dealt out to the replicas in turn, and their tallies are added in the order of the batches, so that any
+    number of replicas gives the same bits.
     """
     replicas = replicas or SoloReplicas()
+    mesh = replicas.mesh
     names = ("loss", *metrics)
     batches = torch.arange(len(dataset)).split(BATCH_SIZE)
     numbers = torch.zeros(len(batches), len(names), 3, dtype=torch.float64)
-    for i in range(replicas.rank, len(batches), replicas.size):
+    for i in range(mesh.replica, len(batches), mesh.num_replicas):
         batch = dataset.take(batches[i])
         outputs = executor.infer(state, batch)
         for j, name in enumerate(names):

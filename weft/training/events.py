@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from weft.metrics.record import Evaluation
+from weft.records.record import Evaluation
 from weft.training.replicas import Traffic
 
 __all__ = [

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from weft.metrics.record import Evaluation
+from weft.records.record import Evaluation
 from weft.training.events import EvaluationEnded, Event, StepEnded
 from weft.training.replicas import Traffic
 

@@ -3,7 +3,7 @@
 import time
 from dataclasses import asdict
 
-from weft.metrics.run_folder import RunFolder
+from weft.records.run_folder import RunFolder
 from weft.training.events import Event, Listener, StepStarted
 
 __all__ = ["log_to"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.errors import DivergedError, PeerLostError, TrainingError
 from weft.graph import AbstractExecutor, State
 from weft.metrics.metric import Rule
-from weft.metrics.record import Evaluation
+from weft.records.record import Evaluation
 from weft.specs import Batch
 from weft.training import events
 from weft.training.datasets import Splits
@@ -83,7 +83,7 @@ def train(
     num_parameters = sum(parameter.numel() for parameter in state.model.parameters.values())
     reason = "all samples used"
     wishes: list[str] = []
-    if task.replicas.size > 1:
+    if task.replicas.mesh.num_ranks > 1:
         emit = _noting(wishes, emit)
     try:
         emit(events.TrainingStarted(progress_of(task, state), num_parameters))
@@ -108,7 +108,7 @@ def train(
             epoch, started = state.sampler.epoch, clock()
             state, result = take_step(task, state)
             emit(events.StepEnded(progress_of(task, state), result, clock() - started))
-            if task.replicas.agree(bool(wishes)):
+            if task.replicas.agree_to_stop(bool(wishes)):
                 raise StopTraining(wishes[0] if wishes else "another rank wished to stop")
             if state.sampler.epoch != epoch:
                 emit(events.EpochEnded(epoch))
@@ -200,7 +200,7 @@ def _weight(task: Task, batch: Batch, indices: Tensor) -> float:
     The weights of all ranks sum to 1. Ranks that do not meet count the targets of the whole batch each for itself.
     """
     data, replicas = task.splits.train, task.replicas
-    if replicas.size == 1:
+    if replicas.mesh.num_replicas == 1:
         return 1.0
     total = 0.0
     if data.has_padding() and replicas.is_synchronous:

@@ -76,9 +76,9 @@ def probe_scaling(
 
     Rank 0 takes the steps while the others wait. Its state is put back, for it is what was trained.
     """
-    if task.replicas.size == 1:
+    if task.replicas.mesh.num_ranks == 1:
         return {}
-    alone = median(_steps_alone(task, state, now)) if task.replicas.rank == 0 else 0.0
+    alone = median(_steps_alone(task, state, now)) if task.replicas.mesh.rank == 0 else 0.0
     task.replicas.sum(torch.zeros(1))  # the others wait here
     return {"scaling_efficiency": alone / step_time, "communication_overhead": step_time - alone}
 
@@ -88,7 +88,7 @@ def _steps_alone(task: Task, state: TrainingState, now: Callable[[], float]) -> 
     kept = {name: tensor.detach().clone() for name, tensor in state.model.parameters.items()}
     buffers = {name: tensor.clone() for name, tensor in state.model.buffers.items()}
     order = Ordered(len(task.splits.train))
-    sampler = Sampler(order, max(1, task.sampler.batch_size // task.replicas.size), drop_last=True)
+    sampler = Sampler(order, max(1, task.sampler.batch_size // task.replicas.mesh.num_replicas), drop_last=True)
     alone = replace(task, replicas=SoloReplicas(), sampler=sampler)
     state = replace(state, optimizer=task.optimizer.init(state.model.parameters), sampler=SamplerState())
     seconds: list[float] = []

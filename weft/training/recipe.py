@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 
 from weft.errors import RecipeError, nearest
 from weft.metrics.metric import Rule
+from weft.specs import Plan, as_plan
 from weft.training.component import Component, coerce, parse_option
 
 __all__ = ["Fixed", "Mutable", "Recipe"]
@@ -41,7 +42,7 @@ class Mutable:
     schedule: Component = field(default_factory=lambda: Component("constant"))
     sampler: Component = field(default_factory=lambda: Component("shuffled"))
     executor: Component = field(default_factory=lambda: Component("eager"))
-    plan: str = "data=1"
+    plan: Plan = field(default_factory=Plan)  # or its text
     buffers: Literal["mean", "rank"] = "mean"  # running statistics before an evaluation: averaged, or each rank's own
     accumulate: int = 1  # micro-batches that a batch is cut into
     clip_norm: float | None = None  # of all gradients together
@@ -107,6 +108,8 @@ def _changed(part: Fixed | Mutable, name: str, option: str, text: str) -> Any:
         return Component(text)
     if name == "target":
         return _target(current, text)
+    if name == "plan":
+        return as_plan(text)
     return coerce(parse_option(text), annotation, name)
 
 
@@ -124,7 +127,8 @@ def _target(current: Rule | None, text: str) -> Rule | None:
 def _coerce_fields(part: Fixed | Mutable) -> None:
     hints = get_type_hints(type(part))
     for name, value in vars(part).items():
-        object.__setattr__(part, name, coerce(value, hints[name], name))
+        found = as_plan(value) if name == "plan" else coerce(value, hints[name], name)
+        object.__setattr__(part, name, found)
 
 
 def _canonical(value: Any) -> Any:
@@ -139,6 +143,8 @@ def _canonical(value: Any) -> Any:
 def _to_json(value: Any) -> Any:
     if isinstance(value, Component):
         return value.to_dict()
+    if isinstance(value, Plan):
+        return str(value)
     if dataclasses.is_dataclass(value):
         return {f.name: _to_json(getattr(value, f.name)) for f in fields(value)}
     return [_to_json(item) for item in value] if isinstance(value, tuple) else value

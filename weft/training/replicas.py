@@ -5,7 +5,7 @@ A step as the loop drives it, on every rank:
     share      which samples of the global batch are this rank's
     begin      a sink for this rank's gradients; exchange starts while backward still runs
     finish     all gradients exchanged, parameters updated; the global loss
-    agree      decisions that all ranks take together: to stop, to save
+    agree_to_stop, agree_to_save      decisions that all ranks take together
 
 Ranks that go at a pace of their own fit as well (`is_synchronous` is false): they agree when and how they can, and say
 who evaluates which parameters.
@@ -21,6 +21,7 @@ from typing import final
 from torch import Tensor
 
 from weft.graph import GradientSink, State
+from weft.specs import Mesh
 from weft.training.checkpoint import Entry
 from weft.training.gradients import clip_by_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
@@ -58,7 +59,7 @@ class Traffic:
 class Consensus:
     """The model that all ranks stand for, while a model holds it: who evaluates it together, and what is known of it.
 
-    `judges` is None on a rank that has no part in the evaluation; such a rank hears of the end by `agree`.
+    `judges` is None on a rank that has no part in the evaluation; such a rank hears of the end by `agree_to_stop`.
     """
 
     judges: "AbstractReplicas | None"
@@ -71,11 +72,8 @@ class AbstractReplicas(ABC):
 
     @property
     @abstractmethod
-    def rank(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def size(self) -> int: ...
+    def mesh(self) -> Mesh:
+        """Where this rank stands among all: who takes which share of a batch, who evaluates, who writes."""
 
     @property
     @abstractmethod
@@ -118,15 +116,21 @@ class AbstractReplicas(ABC):
         """The cost of the last step's exchange."""
 
     @abstractmethod
-    def agree(self, wish: bool) -> bool:
-        """Whether any rank wishes it, once after each step and question, with the same answer on all ranks.
+    def agree_to_stop(self, wish: bool) -> bool:
+        """Whether any rank wishes to stop, once after each step, with the same answer on all ranks.
 
         Ranks that do not meet in every step may hear of a wish later: it is repeated until it is granted.
         """
 
     @abstractmethod
+    def agree_to_save(self, wish: bool) -> bool:
+        """Whether a checkpoint is written after this step; as `agree_to_stop`. Ranks that never meet decide each for
+        itself."""
+
+    @abstractmethod
     def dismiss(self) -> None:
-        """The target is met, and training over: ranks that had no part in the evaluation hear of it by `agree`."""
+        """The target is met, and training over: ranks that had no part in the evaluation hear of it by
+        `agree_to_stop`."""
 
     @abstractmethod
     def sum(self, tensor: Tensor) -> Tensor:
@@ -165,12 +169,8 @@ class SoloReplicas(AbstractReplicas):
         self._gradients: dict[str, Tensor | None] = {}
 
     @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def size(self) -> int:
-        return 1
+    def mesh(self) -> Mesh:
+        return Mesh()
 
     @property
     def is_synchronous(self) -> bool:
@@ -196,7 +196,10 @@ class SoloReplicas(AbstractReplicas):
     def traffic(self) -> Traffic:
         return Traffic()
 
-    def agree(self, wish: bool) -> bool:
+    def agree_to_stop(self, wish: bool) -> bool:
+        return wish
+
+    def agree_to_save(self, wish: bool) -> bool:
         return wish
 
     def dismiss(self) -> None:

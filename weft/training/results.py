@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.metrics.metric import Rule
-from weft.metrics.record import Evaluation, RunRecord, Verdict
+from weft.records.record import Evaluation, RunRecord, Verdict
 from weft.training.history import History
 
 __all__ = ["hash_tensors", "judge", "to_target", "values_of"]

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from weft.errors import DivergedError, PeerLostError, RunFolderError, UsageError
-from weft.metrics.record import Repetition, RunRecord
-from weft.metrics.record_file import new_record, read_record, write_record
-from weft.metrics.run_folder import RunFolder
+from weft.records.record import Repetition, RunRecord
+from weft.records.record_file import new_record, read_record, write_record
+from weft.records.run_folder import RunFolder
 from weft.torch_private import use_determinism
 from weft.training.build import build_task, check_recipe
 from weft.training.checkpoint import Snapshot, latest_checkpoint
@@ -49,7 +49,7 @@ def run_recipe(
     """
     check_recipe(recipe)
     replicas, surroundings = replicas or SoloReplicas(), surroundings or Surroundings()
-    record = _begin_record(recipe, seeds, surroundings.clock_rules, is_sketch=replicas.rank > 0)
+    record = _begin_record(recipe, seeds, surroundings.clock_rules, is_sketch=replicas.mesh.rank > 0)
     try:
         return _run_what_is_left(recipe, record, folder, listeners, replicas, surroundings, begun=())
     except UsageError:  # missing data, a batch larger than them: nothing has begun, so nothing stays
@@ -125,7 +125,7 @@ def _run_what_is_left(
     begun: Sequence[int],
 ) -> RunRecord:
     def write() -> None:
-        if replicas.rank == 0:
+        if replicas.mesh.rank == 0:
             write_record(folder.path, record)
 
     write()
@@ -142,7 +142,7 @@ def _run_what_is_left(
             ended = replace(repetition, status="failed", stop_reason=str(error), values=infinite)
         record = replace(record, repetitions=(*record.repetitions[:i], ended, *record.repetitions[i + 1 :]))
         write()
-        if failures and replicas.size > 1:  # the ranks have lost each other, and no other seed can be trained
+        if failures and replicas.mesh.num_ranks > 1:  # the ranks have lost each other, and no other seed can be trained
             raise failures[0]
         if ended.status == "interrupted":
             replicas.sum(torch.zeros(1))  # a launcher that sees one rank leave may end the others: rank 0 writes first
@@ -181,7 +181,7 @@ def _train_once(
     history = History()
     watching = use_resource_watch(is_idle=surroundings.is_virtual)
     with use_interrupt() as interrupt, use_determinism(), watching as watch:
-        heard = [log_to(folder, seed), *listeners] if replicas.rank == 0 else []
+        heard = [log_to(folder, seed), *listeners] if replicas.mesh.rank == 0 else []
         emit = _in_turn([history, watch, surroundings.listen, *heard, interrupt])
         snapshot = latest_checkpoint(checkpoints, _passing_over(emit)) if goes_on else None
         started: float = snapshot.progress["started"] if snapshot else now()
@@ -193,7 +193,7 @@ def _train_once(
             _check_same_start(snapshot, replicas)
         if snapshot:
             snapshot = fit_to_replicas(snapshot, replicas)
-            state = restore(state, snapshot, replicas.rank, replicas.size)
+            state = restore(state, snapshot, replicas.mesh.replica, replicas.mesh.num_replicas)
             replicas.remember(snapshot.step, snapshot.entries)
             history.restore(snapshot.progress["history"])
             emit(Notice(f"resumed from step {state.step}"))
@@ -222,7 +222,7 @@ def _train_once(
             **values,
             **consensus.values,
             **watch.values,
-            **(probe_data(task) if replicas.rank == 0 else {}),
+            **(probe_data(task) if replicas.mesh.rank == 0 else {}),
             **probe_scaling(task, state, values["step_time"], now),
             **({} if surroundings.is_virtual else probe_step(task, state, values["throughput"])),
         },

@@ -36,7 +36,7 @@ def take_snapshot(state: TrainingState, extra: Mapping[str, Any], replicas: Abst
     entries["optimizer/lr"] = Entry(REPLICATED, (optimizer.shared.lr,))
     entries["optimizer/step"] = Entry(REPLICATED, (optimizer.shared.step,))
     # Running statistics are each rank's own between evaluations, and a resumed run must find them so.
-    layout = REPLICATED if replicas.size == 1 else PER_RANK
+    layout = REPLICATED if replicas.mesh.num_replicas == 1 else PER_RANK
     for name, tensor in state.model.buffers.items():
         entries[f"buffer/{name}"] = Entry(layout, replicas.gather(tensor))
     entries["random"] = Entry(PER_RANK, replicas.gather(state.model.random))

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weft.metrics.record_file import CLOCK_RULES
+from weft.records.record_file import CLOCK_RULES
 from weft.training.build import build_splits
 from weft.training.datasets import Splits
 from weft.training.events import Event, Listener

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.distributed.consistency.test_limits import gradients_at
+from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.collectives import AlgorithmChoice, MessageGroup
 from weft.distributed.consistency import GRAPHS, make_mixing
 from weft.distributed.group import AbstractGroup, RecordingGroup
 from weft.distributed.group.virtual import run_virtual
-from weft.distributed.placement import carry_out
 from weft.errors import UsageError
 from weft.graph import State
 from weft.planning.consistency_cost import consistency_cost, num_neighbours
@@ -43,7 +43,7 @@ def count(size: int, consistency: str) -> tuple[list[int], list[int]]:
 
     def program(group: AbstractGroup) -> tuple[int, int]:
         below = RecordingGroup(group)
-        replicas = carry_out(plan, MessageGroup(below, AlgorithmChoice("ring")))
+        replicas = replicas_in(MessageGroup(below, AlgorithmChoice("ring")), plan)
         parameters = {name: p.requires_grad_() for name, p in make_parameters().items()}
         optimizer = Optimizer(Momentum(), lr=0.1)
         replicas.join(State(parameters, {}, torch.zeros(0)))

@@ -7,18 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.distributed.consistency.cases import make_replicas
+from tests.distributed.consistency.cases import trace as trace_case
 from tests.distributed.consistency.server.served import Course, spec_of
-from tests.distributed.test_proof import with_settings
+from tests.proving.test_lockstep import case_of, with_settings
 from tests.training.planted import ignore
-from weft.distributed.consistency.proof import compare_replicas, steps_needed, trace_replicas
 from weft.distributed.consistency.server import ServedReplicas, serve, settings_of
-from weft.distributed.consistency.server.gradient_proof import follow_recipe
 from weft.distributed.consistency.server.journal import read_decisions
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox
-from weft.distributed.proof import Trace, copy_of, relative_error, trace_ranks, trace_reference
+from weft.graph import relative_error
+from weft.proving.lockstep import Lockstep, compare_ranks, trace_ranks, trace_references
+from weft.proving.method import Case
+from weft.proving.proof import Trace, copy_of
+from weft.proving.served import hold_to_equations
 from weft.recipes import pydoc_lstm
 from weft.specs import IGNORED, parse_plan
 from weft.training.build import build_splits, build_task
@@ -45,8 +47,11 @@ def make_splits(num_ignored: int = 15) -> Splits:
 
 
 def trace(consistency: str, splits: Splits, num_steps: int = STEPS) -> list[Trace]:
-    make = make_replicas(consistency)
-    return list(run_virtual(lambda group: trace_ranks(RECIPE, splits, 0, num_steps, make(group)), 3).results)
+    return trace_case(case_of(RECIPE, f"data=3 consistency={consistency}", num_steps, splits))
+
+
+def one_rank(splits: Splits) -> Trace:
+    return trace_references(case_of(RECIPE, "data=3", STEPS, splits))[0]
 
 
 def largest_error(found: Trace, expected: Trace) -> float:
@@ -58,25 +63,24 @@ def largest_error(found: Trace, expected: Trace) -> float:
 def test_a_meeting_after_every_step_is_the_synchronous_run() -> None:
     # Regression: ranks that do not meet in every step weighed by samples.
     splits = make_splits()
-    expected = trace_reference(RECIPE, splits, 0, STEPS, 3)
+    expected = one_rank(splits)
     assert largest_error(trace("sync", splits)[0], expected) == 0
     assert largest_error(trace("local(1)", splits)[0], expected) < 1e-6
     first, *_ = trace("local(2,after=2)", splits)
-    assert largest_error(first[:2], expected[:2]) == 0
+    assert largest_error(first[:1], expected[:1]) == 0  # the last synchronous step, from which it is traced
 
 
 @pytest.mark.parametrize("consistency", ["local(2)", "gossip(ring)", "elastic(2)"])
 def test_ranks_follow_the_equations(consistency: str) -> None:
-    splits, choice = make_splits(), parse_plan(f"data=3 consistency={consistency}").consistency
-    num_steps = steps_needed(choice, 3)
-    references = trace_replicas(RECIPE, splits, 0, num_steps, 3, choice)
-    proof = compare_replicas(trace(consistency, splits, num_steps), references)
+    plan = parse_plan(f"data=3 consistency={consistency}")
+    case = case_of(RECIPE, str(plan), Lockstep().steps_needed(plan, 3), make_splits())
+    proof = compare_ranks(trace_case(case), trace_references(case), case)
     assert proof.passed, proof.finding
 
 
 def test_a_batch_without_targets_leaves_the_weights_where_they_are() -> None:
     splits = make_splits(num_ignored=40)
-    assert largest_error(trace("local(1)", splits)[0], trace_reference(RECIPE, splits, 0, STEPS, 3)) < 1e-6
+    assert largest_error(trace("local(1)", splits)[0], one_rank(splits)) < 1e-6
 
 
 @pytest.mark.parametrize("consistency", ["stale(0)", "backup(0)"])
@@ -89,12 +93,12 @@ def test_rounds_at_servers_are_the_synchronous_run_to_the_last_bit(consistency: 
         if group.rank >= 3:
             return serve(mailbox, spec_of(Course(plan, make_optimizer=lambda: sgd), group.rank - 3))
         replicas = ServedReplicas(mailbox, settings_of(plan, sgd), [0])
-        found = trace_ranks(RECIPE, splits, 0, STEPS, replicas)
+        found = trace_ranks(case_of(RECIPE, str(plan), STEPS, splits), replicas)
         replicas.sum(torch.zeros(1))
         return found
 
     found = run_virtual(program, 5, timeout=1e6).results[0]
-    assert largest_error(found, trace_reference(RECIPE, splits, 0, STEPS, 3)) == 0
+    assert largest_error(found, one_rank(splits)) == 0
 
 
 @pytest.mark.parametrize("consistency", ["async(share)", "stale(1)"])
@@ -115,8 +119,9 @@ def test_servers_follow_the_equations_of_their_records(consistency: str, tmp_pat
             return copy_of(state.model.parameters, state.optimizer)
 
     found = run_virtual(program, 4, timeout=1e6).results[0]
-    expected = follow_recipe(RECIPE, splits, 0, plan, [read_decisions(tmp_path, 0, 0)])
-    assert largest_error([found], [expected]) == 0
+    case = Case(RECIPE.with_setting("plan", str(plan)), splits, 0, STEPS)
+    proof = hold_to_equations(case, [read_decisions(tmp_path, 0, 0)], found)
+    assert proof.passed and proof.is_bitwise, proof.finding
 
 
 def topics() -> Splits:

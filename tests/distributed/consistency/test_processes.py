@@ -13,4 +13,4 @@ def test_real_ranks_follow_the_equations() -> None:
     path = f"{prove_this_rank.__module__}:{prove_this_rank.__name__}"
     for rank, findings in enumerate(run_processes(path, 2, consistencies=CONSISTENCIES)):
         for consistency, finding in zip(CONSISTENCIES, findings, strict=True):
-            assert finding.startswith("1 ranks followed the equations"), (rank, consistency, finding)
+            assert finding.startswith("2 ranks followed the equations"), (rank, consistency, finding)

@@ -20,11 +20,10 @@ from weft.distributed.consistency.server import ServedReplicas, serve, settings_
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox
-from weft.engines.pairing import Pairing
 from weft.errors import DivergedError
-from weft.metrics.record import Repetition, RunRecord
-from weft.metrics.record_file import read_record
-from weft.metrics.run_folder import RunFolder, create_run_folder
+from weft.records.record import Repetition, RunRecord
+from weft.records.record_file import read_record
+from weft.records.run_folder import RunFolder, create_run_folder
 from weft.specs import parse_plan
 from weft.torch_private import use_determinism
 from weft.training import run as run_module
@@ -154,7 +153,7 @@ def begin_again(
         slots = task.replicas.collect(state.optimizer).slots
         own = {f"parameter/{name}": tensor for name, tensor in state.model.parameters.items()}
         own |= {f"slot/{name}/{slot}": tensor for name, kept in slots.items() for slot, tensor in kept.items()}
-        found[task.replicas.rank] = {name: tensor.detach().clone() for name, tensor in own.items()}
+        found[task.replicas.mesh.rank] = {name: tensor.detach().clone() for name, tensor in own.items()}
         return state, "looked at"
 
     monkeypatch.setattr(run_module, "train", look)
@@ -219,12 +218,12 @@ def test_pairs_begin_with_the_mean_of_ranks_that_were_apart(tmp_path: Path, monk
     # Regression: the weights were rank 0's, and slots each rank's own.
     with interrupt_on(monkeypatch, 0, 3), pytest.raises(KeyboardInterrupt):
         run_on(3, recipe_of_steps(batch_size=64), tmp_path / "run", "gossip(ring)")
-    pairing = Pairing(parse_plan("data=3 consistency=gossip(complete,mix=pair)"), (0,))
+    plan = parse_plan("data=3 consistency=gossip(complete,mix=pair)")
 
     def work(_: AbstractGroup, replicas: GossipReplicas) -> RunRecord:
         return resume_run(RunFolder(tmp_path / "run"), replicas=replicas)
 
-    found, mean = begin_again(monkeypatch, tmp_path / "run", lambda: run_pairs(pairing, work))
+    found, mean = begin_again(monkeypatch, tmp_path / "run", lambda: run_pairs(plan, work))
     assert all(same(found[rank], mean, 1e-6) for rank in range(3))
 
 
@@ -247,8 +246,8 @@ def test_votes_are_cast_on_the_way_and_counted_one_period_later() -> None:
     def program(group: AbstractGroup) -> list[tuple[bool, bool]]:
         agreement, answers = Agreement(group, period=2), []
         for step in range(1, 9):
-            first = agreement.ask(step, group.rank == 1 and step in (2, 3, 4))
-            answers.append((first, agreement.ask(step, group.rank == 0 and step >= 5)))
+            first = agreement.ask("stop", step, group.rank == 1 and step in (2, 3, 4))
+            answers.append((first, agreement.ask("save", step, group.rank == 0 and step >= 5)))
         agreement.settle()
         return answers
 
@@ -263,7 +262,7 @@ def test_a_rank_that_is_less_than_a_period_behind_holds_nobody_up() -> None:
         agreement = Agreement(group, period=4)
         for step in range(1, 8):
             group.clock.charge(10.0 if group.rank == 1 else 1.0)
-            agreement.ask(step, False)
+            agreement.ask("stop", step, False)
         moment = group.clock.now()
         agreement.settle()
         return moment

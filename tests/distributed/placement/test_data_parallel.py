@@ -19,9 +19,9 @@ from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement import DataParallel
 from weft.errors import DivergedError, PeerLostError, RunFolderError
 from weft.graph import State
-from weft.metrics.record import Repetition, RunRecord
-from weft.metrics.record_file import read_record
-from weft.metrics.run_folder import RunFolder, create_run_folder
+from weft.records.record import Repetition, RunRecord
+from weft.records.record_file import read_record
+from weft.records.run_folder import RunFolder, create_run_folder
 from weft.specs import Batch, parse_plan
 from weft.torch_private import use_determinism
 from weft.training import run as run_module

@@ -5,10 +5,10 @@ import torch
 
 from tests.graph.cases import CASES, Case
 from tests.graph.contract import Subject, check_bad_tensors, check_inference_at, clone, take
-from weft.engines.executor_proof import prove_executors
 from weft.errors import RecipeError, UsageError
 from weft.graph import AbstractExecutor, EagerExecutor, Outputs, State
 from weft.graph.onnx import EXPORTS, OnnxRuntimeExecutor
+from weft.proving.executors import prove_executors
 from weft.recipes import digits_cnn
 from weft.specs import Batch
 from weft.training.build import build_splits, build_task, check_recipe

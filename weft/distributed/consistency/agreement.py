@@ -22,22 +22,19 @@ class Agreement:
         vote 1     cast ~~~~~~~~~~~> counted
         vote 2                       cast ~~~~~~~~~~~> counted
 
-    So a rank waits for another only where that is more than a period behind. Several questions may be asked after a
-    step; they are told apart by their order.
+    So a rank waits for another only where that is more than a period behind. Each question has votes of its own.
     """
 
     def __init__(self, group: AbstractGroup, period: int = PERIOD) -> None:
         self._group = group
         self._period = period
-        self._cast: dict[int, tuple[Tensor, AbstractWork]] = {}
-        self._step, self._question = -1, 0
+        self._cast: dict[str, tuple[Tensor, AbstractWork]] = {}
 
-    def ask(self, step: int, wish: bool) -> bool:
-        self._question = self._question + 1 if step == self._step else 0
-        self._step = step
+    def ask(self, question: str, step: int, wish: bool) -> bool:
+        """Whether a rank wished it when the last vote was cast; all ranks ask the same questions in the same order."""
         if step % self._period:
             return False
-        before = self._cast.get(self._question)
+        before = self._cast.get(question)
         answer = False
         if before is not None:
             ballot, work = before
@@ -45,7 +42,7 @@ class Agreement:
             answer = bool(ballot.item())
         # A wish that was granted is not carried into the next vote.
         ballot = torch.tensor([float(wish and not answer)])
-        self._cast[self._question] = ballot, self._group.start(AllReduce(ballot))
+        self._cast[question] = ballot, self._group.start(AllReduce(ballot))
         return answer
 
     def settle(self) -> None:

@@ -1,7 +1,7 @@
 """Replicas that go their own ways for a while: each makes its own updates, a scheme brings their weights together."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import final
 
@@ -12,6 +12,7 @@ from weft.distributed.consistency.agreement import Agreement
 from weft.distributed.consistency.scheme import AbstractScheme
 from weft.distributed.group.group import AbstractGroup
 from weft.graph import GradientSink, State
+from weft.specs import Mesh
 from weft.training.checkpoint import Entry
 from weft.training.gradients import use_point
 from weft.training.layout import PER_RANK
@@ -45,12 +46,8 @@ class RelaxedReplicas(AbstractReplicas):
         self._step = 0
 
     @property
-    def rank(self) -> int:
-        return self._base.rank
-
-    @property
-    def size(self) -> int:
-        return self._base.size
+    def mesh(self) -> Mesh:
+        return self._base.mesh
 
     @property
     def is_synchronous(self) -> bool:
@@ -107,13 +104,19 @@ class RelaxedReplicas(AbstractReplicas):
     def traffic(self) -> Traffic:
         return self._scheme.traffic() if self._step > self._until else self._base.traffic()
 
-    def agree(self, wish: bool) -> bool:
+    def agree_to_stop(self, wish: bool) -> bool:
+        return self._agree("stop", wish, self._base.agree_to_stop)
+
+    def agree_to_save(self, wish: bool) -> bool:
+        return self._agree("save", wish, self._base.agree_to_save)
+
+    def _agree(self, question: str, wish: bool, ask_all: Callable[[bool], bool]) -> bool:
         """At once where all ranks meet after this step; by a vote where they never do; else not yet."""
         step, period = self._step - self._until, self._scheme.period
         if step > 0 and period is None:
-            return self._agreement.ask(step, wish)
+            return self._agreement.ask(question, step, wish)
         is_meeting = step <= 0 or period is None or step % period == 0
-        return is_meeting and self._base.agree(wish)
+        return is_meeting and ask_all(wish)
 
     def dismiss(self) -> None:
         """All ranks evaluate, so all know."""
@@ -140,7 +143,7 @@ class RelaxedReplicas(AbstractReplicas):
     def _distance(self, agreed: Mapping[str, Tensor]) -> float:
         """Root mean square over ranks of |own weights - agreed weights|."""
         own = [(self._parameters[name].detach().double() - tensor).square().sum() for name, tensor in agreed.items()]
-        return math.sqrt(float(self.sum(torch.stack(own).sum().reshape(1))) / self.size)
+        return math.sqrt(float(self.sum(torch.stack(own).sum().reshape(1))) / self.mesh.num_replicas)
 
     def memory(self) -> Mapping[str, Entry]:
         return {

@@ -14,7 +14,7 @@ from weft.distributed.placement.exchange import AbstractExchange
 from weft.distributed.placement.server import ServerExchange
 from weft.distributed.placement.statistics import average_statistics
 from weft.graph import GradientSink, State
-from weft.specs.plan import Plan
+from weft.specs import Mesh, Plan
 from weft.training.checkpoint import Entry
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
@@ -25,25 +25,34 @@ __all__ = ["DataParallel"]
 
 @final
 class DataParallel(AbstractReplicas):
-    """The ranks of a group as replicas; the plan's topology says through whom gradients go.
+    """One rank of every replica in a group; the plan's topology says through whom gradients go.
 
     Args:
+        group: one rank of every replica, in the order of replicas.
         buffers: running statistics before an evaluation: averaged ("mean"), or each rank keeps its own ("rank").
     """
 
-    def __init__(self, group: AbstractGroup, plan: Plan, *, buffers: Literal["mean", "rank"] = "mean") -> None:
+    def __init__(
+        self,
+        group: AbstractGroup,
+        plan: Plan,
+        *,
+        mesh: Mesh | None = None,
+        buffers: Literal["mean", "rank"] = "mean",
+    ) -> None:
         self._group = group
+        self._mesh = mesh or Mesh(group.rank, data=group.size)
         self._buffers = buffers
         self._plan = plan
         self._exchange: AbstractExchange | None = None
 
     @property
-    def rank(self) -> int:
-        return self._group.rank
+    def mesh(self) -> Mesh:
+        return self._mesh
 
     @property
-    def size(self) -> int:
-        return self._group.size
+    def group(self) -> AbstractGroup:
+        return self._group
 
     @property
     def is_synchronous(self) -> bool:
@@ -65,7 +74,7 @@ class DataParallel(AbstractReplicas):
         return step
 
     def share(self, indices: Tensor) -> Tensor:
-        return share(indices, self.rank, self.size)
+        return share(indices, self._mesh.replica, self._mesh.num_replicas)
 
     def begin(self, weight: float) -> GradientSink:
         self.exchange.begin(weight)
@@ -80,7 +89,13 @@ class DataParallel(AbstractReplicas):
     def collect(self, state: OptimizerState) -> OptimizerState:
         return self.exchange.collect(state)
 
-    def agree(self, wish: bool) -> bool:
+    def agree_to_stop(self, wish: bool) -> bool:
+        return self._any(wish)
+
+    def agree_to_save(self, wish: bool) -> bool:
+        return self._any(wish)
+
+    def _any(self, wish: bool) -> bool:
         return bool(self.sum(torch.tensor([float(wish)])).item())
 
     def dismiss(self) -> None:
@@ -91,7 +106,7 @@ class DataParallel(AbstractReplicas):
         return tensor
 
     def gather(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        output = tensor.new_empty((self.size, *tensor.shape))
+        output = tensor.new_empty((self._group.size, *tensor.shape))
         self._group.all_gather(output, tensor.unsqueeze(0))
         return tuple(output)
 

@@ -113,7 +113,7 @@ def cpu_quota(path: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
 
 
 def _describe() -> dict[str, Any]:
-    from weft.metrics.machine import describe_machine
+    from weft.records.machine import describe_machine
 
     return describe_machine()
 

@@ -1,7 +1,7 @@
 """Small trainings in pairs on the virtual cluster: without a model, or of one that takes milliseconds."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from tests.distributed.consistency.server.served import LR, make_parameters, momentum, pull
+from tests.distributed.virtual_plan import run_plan
 from weft.distributed.consistency.pairs import Event, GossipReplicas, read_journals
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import die, run_virtual
-from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, MailFault, RecordingMailbox, VirtualMailbox
-from weft.engines.pairing import Pairing
+from weft.distributed.mailbox import MailFault, RecordingMailbox
+from weft.distributed.realise import RunSpec
 from weft.graph import State
-from weft.specs import parse_plan
+from weft.specs import Plan, parse_plan
 from weft.training.optimizers import AbstractOptimizer
 from weft.training.replicas import Update
 
@@ -53,58 +53,48 @@ class Outcome:
 
 
 def run_pairs(
-    pairing: Pairing, work: Callable[[AbstractGroup, GossipReplicas], T], faults: Sequence[MailFault] = ()
+    plan: Plan,
+    work: Callable[[AbstractGroup, GossipReplicas], T],
+    faults: Sequence[MailFault] = (),
+    *,
+    run: Path | None = None,
+    replay: Path | None = None,
 ) -> tuple[list[T | None], dict[int, RecordingMailbox], float]:
-    """Workers and desks as virtual ranks; a fault of a rank is also that of its desk."""
-    size = pairing.plan.num_ranks
+    """Workers and responders as virtual ranks; the death of a rank is also that of its responder."""
     mailboxes: dict[int, RecordingMailbox] = {}
-
-    def program(group: AbstractGroup) -> T | None:
-        own = [replace(fault, rank=group.rank) for fault in faults if fault.rank == group.rank % size]
-        mailbox: AbstractMailbox = FaultyMailbox(VirtualMailbox(group), own, die=die)
-        mailboxes[group.rank] = mailbox = RecordingMailbox(mailbox)
-        if group.rank >= size:
-            pairing.keep_desk(mailbox)
-            return None
-        replicas = pairing.worker(mailbox)
-        found = work(group, replicas)
-        replicas.depart()
-        return found
-
-    result = run_virtual(program, 2 * size, timeout=1e6)
-    return list(result.results[:size]), mailboxes, max(result.seconds)
+    result = run_plan(plan, work, spec=RunSpec(run=run, replay=replay), faults=faults, mailboxes=mailboxes)
+    return list(result.results[: plan.num_ranks]), mailboxes, max(result.seconds)
 
 
 def train(course: Course) -> Outcome:
     plan = parse_plan(f"data={course.size} consistency=gossip({course.graph},mix={course.mix},lost=drop)")
-    pairing = Pairing(plan, (0,), course.run, course.replay)
 
     def work(group: AbstractGroup, replicas: GossipReplicas) -> tuple[Weights, Weights, dict[str, Any]]:
         """What the loop does, in few lines."""
         parameters, step, turn = make_parameters(), 0, 0
         model = State(parameters, {}, torch.zeros(0))
-        if replicas.rank:
+        if replicas.mesh.rank:
             for parameter in parameters.values():
                 parameter.data.fill_(7.0)  # a rank that does not take rank 0's weights is found out
         replicas.join(model)
         optimizer = course.make_optimizer()
         state = optimizer.init(parameters)
         while (step := replicas.next_step(step)) < course.num_steps:
-            add = replicas.begin(1 / replicas.size)
-            share = int(replicas.share(torch.arange(replicas.size)))
+            add = replicas.begin(1 / replicas.mesh.num_replicas)
+            share = int(replicas.share(torch.arange(replicas.mesh.num_replicas)))
             for name in reversed(parameters):
-                group.clock.charge(course.seconds(replicas.rank, turn) / len(parameters))
+                group.clock.charge(course.seconds(replicas.mesh.rank, turn) / len(parameters))
                 add(name, pull(parameters[name], share, step))
             _, state = replicas.finish(0.0, Update(optimizer, parameters, state, LR, None))
             step, turn = step + 1, turn + 1
-            if replicas.agree(False):
+            if replicas.agree_to_stop(False):
                 break
         own = copy(parameters)
         replicas.sum(torch.ones(1))
         with replicas.use_consensus(model) as consensus:
             return own, copy(parameters), {**consensus.values, "turns": float(turn)}
 
-    found, mailboxes, seconds = run_pairs(pairing, work, course.faults)
+    found, mailboxes, seconds = run_pairs(plan, work, course.faults, run=course.run, replay=course.replay)
     assert found[0] is not None
     turns = [0 if own is None else int(own[2].pop("turns")) for own in found]
     weights = [None if own is None else own[0] for own in found]

@@ -6,28 +6,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.distributed.consistency.cases import make_replicas, trace
+from tests.distributed.consistency.cases import trace
 from tests.distributed.consistency.pairs.paired import Course, journals_of, run_pairs, train
 from tests.distributed.consistency.pairs.test_schemes import same
 from tests.distributed.consistency.server.served import make_parameters, momentum
-from tests.distributed.test_proof import small_mlp, splits_of
+from tests.proving.test_lockstep import case_of, small_mlp
 from weft.distributed.consistency.pairs import (
     GossipReplicas,
     Mean,
     Mix,
-    audit_pairs,
-    compare_pairs,
     meeting,
-    trace_pairs,
 )
 from weft.distributed.consistency.pairs.meeting import mix
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
-from weft.distributed.proof import trace_ranks
-from weft.engines.paired_proof import trace_training
-from weft.engines.pairing import Pairing
 from weft.graph import State
 from weft.planning.gossip_graphs import make_split
+from weft.proving.audit import audit_pairs
+from weft.proving.lockstep import trace_ranks
+from weft.proving.method import Evidence
+from weft.proving.paired import Paired
 from weft.specs import parse_plan
 from weft.training.replicas import Update
 
@@ -37,10 +35,10 @@ PLAN = "data={} consistency=gossip({},lost=drop)"
 @pytest.mark.parametrize(("size", "graph"), [(2, "ring"), (4, "exponential"), (5, "torus")])
 def test_without_deaths_it_is_the_gossip_of_a_group_to_the_last_bit(size: int, graph: str) -> None:
     recipe = small_mlp().with_setting("optimizer", "momentum")
-    splits = splits_of(recipe.fixed.data)
-    pairing = Pairing(parse_plan(PLAN.format(size, graph)), (0,))
-    found, _, _ = run_pairs(pairing, lambda _, replicas: trace_ranks(recipe, splits, 0, 4, replicas))
-    expected = trace(recipe, size, make_replicas(f"gossip({graph})"), 4)
+    plan = PLAN.format(size, graph)
+    case = case_of(recipe, plan, 4)
+    found, _, _ = run_pairs(parse_plan(plan), lambda _, replicas: trace_ranks(case, replicas))
+    expected = trace(case_of(recipe, f"data={size} consistency=gossip({graph})", 4))
     for own, reference in zip(found, expected, strict=True):
         assert own is not None
         assert all(same(a, b) for a, b in zip(own, reference, strict=True))
@@ -73,7 +71,7 @@ def take_turns(
         group.clock.charge(seconds)
         _, state = replicas.finish(0.0, Update(optimizer, parameters, state, 0.1, None))
         turns += 1
-        has_stopped = replicas.agree(wishes_after is not None and turns > wishes_after)
+        has_stopped = replicas.agree_to_stop(wishes_after is not None and turns > wishes_after)
         yield turns
 
 
@@ -81,10 +79,10 @@ def test_all_stop_after_the_same_turn() -> None:
     """Nobody stops before those who are ahead of it: they wait for its weights."""
 
     def work(group: AbstractGroup, replicas: GossipReplicas) -> int:
-        wishes_after = 5 if replicas.rank == 3 else None
-        return max(take_turns(group, replicas, 0.01 * (1 + replicas.rank), wishes_after))
+        wishes_after = 5 if replicas.mesh.rank == 3 else None
+        return max(take_turns(group, replicas, 0.01 * (1 + replicas.mesh.rank), wishes_after))
 
-    found, _, _ = run_pairs(Pairing(parse_plan(PLAN.format(4, "ring")), (0,)), work)
+    found, _, _ = run_pairs(parse_plan(PLAN.format(4, "ring")), work)
     assert len(set(found)) == 1 and 6 < (found[0] or 0) < 12
 
 
@@ -95,12 +93,12 @@ def test_who_has_met_the_target_leaves_and_nobody_waits_for_it(options: str) -> 
     def work(group: AbstractGroup, replicas: GossipReplicas) -> int:
         turns = 0
         for turns in take_turns(group, replicas, 0.01, None):
-            if replicas.rank == 0 and turns == 3:
+            if replicas.mesh.rank == 0 and turns == 3:
                 replicas.dismiss()
                 break
         return turns
 
-    found, _, _ = run_pairs(Pairing(parse_plan(f"data=4 consistency=gossip(ring,{options})"), (0,)), work)
+    found, _, _ = run_pairs(parse_plan(f"data=4 consistency=gossip(ring,{options})"), work)
     assert found[0] == 3 and all(3 <= (turns or 0) < 6 for turns in found)
 
 
@@ -109,13 +107,7 @@ def test_it_is_held_to_the_equations(is_planted: bool, tmp_path: Path, monkeypat
     """The planted fault: a rank counts itself twice."""
     if is_planted:
         monkeypatch.setattr(meeting, "mix", lambda own, others: mix(own, [own, *others]))
-    recipe, plan = small_mlp(), parse_plan(PLAN.format(4, "ring"))
-    splits = splits_of(recipe.fixed.data)
-    found, _, _ = run_pairs(
-        Pairing(plan, (0,), tmp_path), lambda _, replicas: trace_training(recipe, splits, 0, 4, replicas)
-    )
-    references, means = trace_pairs(recipe, splits, 0, journals_of(tmp_path, 4))
-    assert found[0] is not None
-    traces = [own[0] for own in found if own is not None]
-    proof = compare_pairs(traces, references, (found[0][1], means[max(means)]))
+    case = case_of(small_mlp(), PLAN.format(4, "ring"), 4)
+    found, _, _ = run_pairs(case.plan, lambda _, replicas: Paired().trace(case, replicas), run=tmp_path)
+    proof = Paired().judge(case, [Evidence([own for own in found if own is not None], tmp_path)])
     assert proof.passed is not is_planted, proof.finding

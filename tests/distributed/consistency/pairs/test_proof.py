@@ -7,14 +7,14 @@ import pytest
 from torch import Tensor
 
 from tests.distributed.consistency.pairs.paired import journals_of, run_pairs
-from tests.distributed.test_proof import small_mlp, splits_of
-from weft.distributed.consistency.pairs import Pair, compare_pairs, slot, trace_pairs
+from tests.proving.test_lockstep import case_of, small_mlp
+from weft.distributed.consistency.pairs import Pair, slot
 from weft.distributed.group import AbstractGroup
-from weft.distributed.proof import Proof, Trace
-from weft.engines.paired_proof import trace_training
-from weft.engines.pairing import Pairing
 from weft.errors import CorruptFileError
-from weft.specs import parse_plan
+from weft.proving.method import Evidence
+from weft.proving.pair_equations import trace_pairs
+from weft.proving.paired import Paired
+from weft.proving.proof import Proof
 from weft.training.optimizers import OptimizerState
 from weft.training.recipe import Recipe
 from weft.training.replicas import AbstractReplicas, Update
@@ -24,20 +24,16 @@ Apply = Callable[[Update, Mapping[str, Tensor | None]], OptimizerState]
 
 def prove(recipe: Recipe, run: Path, size: int = 4, graph: str = "ring", apply: Apply = Update.apply) -> Proof:
     """Five batches on virtual ranks, whose updates are made by `apply`, against the equations."""
-    plan = parse_plan(f"data={size} consistency=gossip({graph},mix=pair)")
-    splits = splits_of(recipe.fixed.data)
+    case = case_of(recipe, f"data={size} consistency=gossip({graph},mix=pair)", 5)
 
-    def work(group: AbstractGroup, replicas: AbstractReplicas) -> tuple[Trace, dict[str, Tensor]]:
-        group.clock.charge(0.001 * replicas.rank)
-        return trace_training(recipe, splits, 0, 5, replicas)
+    def work(group: AbstractGroup, replicas: AbstractReplicas) -> dict[str, Tensor]:
+        group.clock.charge(0.001 * replicas.mesh.rank)
+        return Paired().trace(case, replicas)
 
     with pytest.MonkeyPatch.context() as ranks_only:
         ranks_only.setattr(Update, "apply", apply)
-        found, _, _ = run_pairs(Pairing(plan, (0,), run), work)
-    traces = [own[0] for own in found if own is not None]
-    assert found[0] is not None
-    references, expected = trace_pairs(recipe, splits, 0, journals_of(run, size))
-    return compare_pairs(traces, references, (found[0][1], expected[max(expected)]))
+        found, _, _ = run_pairs(case.plan, work, run=run)
+    return Paired().judge(case, [Evidence([own for own in found if own is not None], run)])
 
 
 @pytest.mark.parametrize(("size", "graph"), [(2, "ring"), (4, "exponential"), (5, "torus")])
@@ -103,4 +99,4 @@ def test_records_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     first, second = journals_of(tmp_path, 2)
     torn = [event for event in second if not isinstance(event, Pair)]
     with pytest.raises(CorruptFileError, match="do not fit together"):
-        trace_pairs(recipe, splits_of(recipe.fixed.data), 0, [first, torn])
+        trace_pairs(case_of(recipe, "data=2 consistency=gossip(ring,mix=pair)", 5), [first, torn])

@@ -8,16 +8,16 @@ from torch import Tensor
 
 from tests.distributed.consistency.pairs.paired import Course, journals_of, run_pairs, train
 from tests.distributed.consistency.server.served import make_parameters
-from weft.distributed.consistency.pairs import NOBODY, Deal, Event, GossipReplicas, Mean, Pair, Step, audit_pairs, slot
+from weft.distributed.consistency.pairs import NOBODY, Deal, Event, GossipReplicas, Mean, Pair, Step, slot
 from weft.distributed.consistency.pairs.protocol import Tag
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
 from weft.distributed.mailbox import Duplicate
-from weft.engines.pairing import Pairing
 from weft.errors import RunFolderError
 from weft.graph import State
 from weft.planning.consistency_cost import consistency_cost
 from weft.planning.gossip_graphs import GRAPHS, make_split
+from weft.proving.audit import audit_pairs
 from weft.specs import parse_plan
 from weft.training.optimizers import Adam, Optimizer
 
@@ -136,12 +136,12 @@ def test_a_resumed_training_begins_at_its_step_with_the_weights_of_rank_0(tmp_pa
     def work(group: AbstractGroup, replicas: GossipReplicas) -> tuple[int, float]:
         parameters = {"w": torch.zeros(3).requires_grad_()}
         replicas.join(State(parameters, {}, torch.zeros(0)))
-        parameters["w"].data.fill_(1.0 + replicas.rank)  # what each read from a checkpoint
+        parameters["w"].data.fill_(1.0 + replicas.mesh.rank)  # what each read from a checkpoint
         replicas.remember(3, {})
         return replicas.next_step(3), float(parameters["w"].detach().sum())
 
     plan = parse_plan("data=4 consistency=gossip(ring,mix=pair)")
-    found, _, _ = run_pairs(Pairing(plan, (0,), tmp_path), work)
+    found, _, _ = run_pairs(plan, work, run=tmp_path)
     assert found == [(3, 3.0)] * 4
     with pytest.raises(RunFolderError, match="resumed"):
         journals_of(tmp_path, 4)

@@ -27,9 +27,9 @@ from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
 from weft.distributed.group.virtual import TEN_GIGABIT, die, run_virtual
 from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, MailFault, RecordingMailbox, VirtualMailbox
-from weft.engines.simulation import with_host_servers
 from weft.graph import State
 from weft.planning.network import NetworkModel
+from weft.simulation.place import with_host_servers
 from weft.specs import Plan, parse_plan
 from weft.training.optimizers import AbstractOptimizer, Momentum, Optimizer
 from weft.training.replicas import Update
@@ -92,21 +92,21 @@ class Course:
 def work(replicas: ServedReplicas, course: Course, charge: Callable[[float], None]) -> dict[str, Tensor]:
     """What the loop does, in few lines; the weights that all ended with."""
     parameters, step = make_parameters(), 0
-    if replicas.rank:
+    if replicas.mesh.rank:
         for parameter in parameters.values():
             parameter.data.fill_(7.0)  # a rank that does not take rank 0's weights is found out
     replicas.join(State(parameters, {}, torch.zeros(0)))
     optimizer = course.make_optimizer()
     state = optimizer.init(parameters)
     while (step := replicas.next_step(step)) < course.num_steps:
-        add = replicas.begin(1 / replicas.size)
-        share = int(replicas.share(torch.arange(replicas.size)))
+        add = replicas.begin(1 / replicas.mesh.num_replicas)
+        share = int(replicas.share(torch.arange(replicas.mesh.num_replicas)))
         for name in reversed(parameters):
-            charge(course.seconds(replicas.rank, step) / len(parameters))
+            charge(course.seconds(replicas.mesh.rank, step) / len(parameters))
             add(name, pull(parameters[name], share, step))
         _, state = replicas.finish(0.0, Update(optimizer, parameters, state, LR, course.clip_norm))
         step += 1
-        if replicas.agree(False):
+        if replicas.agree_to_stop(False):
             break
     replicas.sum(torch.ones(1))
     with replicas.use_consensus(State(parameters, {}, torch.zeros(0))):
@@ -206,7 +206,7 @@ def train(text: str, course: Course | None = None, **options: object) -> Outcome
         settings = course.spoil_worker(settings_of(plan, course.make_optimizer(), course.clip_norm))
         return work(ServedReplicas(mailbox, settings, [0]), course, group.clock.charge)
 
-    found = run_virtual(program, plan.num_addresses, network=with_host_servers(course.network, plan), timeout=1e6)
+    found = run_virtual(program, plan.roles.num_addresses, network=with_host_servers(course.network, plan), timeout=1e6)
     size = plan.num_ranks
     ordered = [mailboxes[rank] for rank in sorted(mailboxes)]
     return Outcome(list(found.results[:size]), list(found.results[size:]), ordered, max(found.seconds))

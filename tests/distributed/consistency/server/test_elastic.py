@@ -14,7 +14,6 @@ from weft.distributed.consistency.server import (
     Commit,
     ServedReplicas,
     Settings,
-    audit_arrival,
     cut_evenly,
     read_decisions,
     serve,
@@ -27,6 +26,7 @@ from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox
 from weft.graph import State
 from weft.planning.server_cost import server_cost
+from weft.proving.audit import audit_arrival
 from weft.specs import parse_plan
 from weft.training.checkpoint import Entry
 from weft.training.layout import REPLICATED

@@ -12,7 +12,6 @@ from torch import Tensor
 from tests.distributed.consistency.server.faulty_updates import FAULTY_UPDATES
 from tests.distributed.consistency.server.served import LR, Outcome, make_parameters, momentum, pull, train
 from tests.distributed.consistency.server.test_hosts import far
-from weft.distributed.consistency.equations import Replica, clone
 from weft.distributed.consistency.server import (
     Contribution,
     Decision,
@@ -22,11 +21,13 @@ from weft.distributed.consistency.server import (
     cut_evenly,
     read_decisions,
 )
-from weft.distributed.consistency.server.gradient_equations import Computed, Setup, follow_gradients
 from weft.distributed.consistency.server.settings import may_cut
 from weft.distributed.consistency.server.training import Training
 from weft.distributed.group.faulty import Delay, Kill
 from weft.errors import CorruptFileError
+from weft.proving.gradient_equations import Computed, Setup, follow_gradients
+from weft.proving.proof import clone
+from weft.proving.reference import Replica
 from weft.specs import parse_plan
 from weft.training.optimizers import SGD, AbstractOptimizer, Adam, Nesterov, Optimizer, TorchOptimizer
 

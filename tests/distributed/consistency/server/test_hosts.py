@@ -16,19 +16,18 @@ from weft.distributed.consistency.server import (
     Decision,
     Joins,
     Release,
-    audit_arrival,
-    audit_hosts,
     cut_evenly,
     host,
     read_decisions,
 )
 from weft.distributed.group.faulty import Kill
 from weft.distributed.mailbox import Duplicate
-from weft.engines.simulation import with_host_servers
 from weft.errors import UsageError
 from weft.planning.cluster import Link
 from weft.planning.network import LinkSchedule, NetworkModel
 from weft.planning.server_cost import hosted_cost, server_cost
+from weft.proving.audit import audit_arrival, audit_hosts
+from weft.simulation.place import with_host_servers
 from weft.specs import parse_plan
 from weft.training.optimizers import SGD, AbstractOptimizer, Adam, Momentum, Optimizer
 

@@ -129,7 +129,7 @@ def ask(question: Question, folder: Path, num_steps: int = 3) -> tuple[Any, ...]
         for step in range(num_steps):
             add = replicas.begin(0.5)
             for name, parameter in parameters.items():
-                add(name, pull(parameter, replicas.rank, step))
+                add(name, pull(parameter, replicas.mesh.rank, step))
             _, state = replicas.finish(0.0, Update(optimizer, parameters, state, LR, None))
         found = question(replicas, state, model, group.clock.wait_until)
         replicas.sum(torch.zeros(1))
@@ -152,8 +152,8 @@ def test_a_checkpoint_waits_for_the_state_of_a_restored_shard(moment: float, tmp
 @pytest.mark.parametrize("moments", [(0.5, 2.0), (1.2, 1.2), (2.0, 0.5)])
 def test_a_sum_is_given_again_to_a_restored_shard(moments: tuple[float, float], tmp_path: Path) -> None:
     def add(replicas: ServedReplicas, _state: OptimizerState, _model: State, wait: Callable[[float], None]) -> Any:
-        wait(moments[replicas.rank])
-        return replicas.sum(torch.tensor([1.0 + replicas.rank])).item()
+        wait(moments[replicas.mesh.rank])
+        return replicas.sum(torch.tensor([1.0 + replicas.mesh.rank])).item()
 
     assert ask(add, tmp_path)[:2] == (3.0, 3.0)
 
@@ -176,7 +176,7 @@ def test_a_wish_to_stop_that_died_with_a_shard_is_told_to_its_heir(tmp_path: Pat
     """Rank 0 has all stop; the message is under way when shard 0 dies."""
 
     def stop(replicas: ServedReplicas, state: OptimizerState, model: State, wait: Callable[[float], None]) -> Any:
-        if replicas.rank == 0:
+        if replicas.mesh.rank == 0:
             wait(0.99999)
             replicas.dismiss()
             replicas.sum(torch.zeros(1))
@@ -186,6 +186,6 @@ def test_a_wish_to_stop_that_died_with_a_shard_is_told_to_its_heir(tmp_path: Pat
         for name, parameter in model.parameters.items():
             add(name, parameter.detach().clone())
         replicas.finish(0.0, Update(Course(parse_plan("data=1")).make_optimizer(), model.parameters, state, LR, None))
-        return replicas.agree(False)
+        return replicas.agree_to_stop(False)
 
     assert ask(stop, tmp_path)[1] is True

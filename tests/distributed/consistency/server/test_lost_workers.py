@@ -43,7 +43,7 @@ def test_who_was_lost_is_not_waited_for_in_the_next_training(scheme: str) -> Non
         mailbox.close()
         return found
 
-    first, second, lost, _ = run_virtual(program, plan.num_addresses, timeout=1e6).results
+    first, second, lost, _ = run_virtual(program, plan.roles.num_addresses, timeout=1e6).results
     assert lost is None
     assert torch.equal(first["w1"], second["w1"]) and not torch.equal(first["w1"], make_parameters()["w1"])
 

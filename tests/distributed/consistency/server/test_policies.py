@@ -22,13 +22,12 @@ from weft.distributed.consistency.server import (
     Release,
     Rounds,
     Script,
-    audit_arrival,
-    audit_rounds,
     make_policy,
     settings_of,
 )
 from weft.distributed.consistency.server.decisions import decode, encode
 from weft.errors import CorruptFileError
+from weft.proving.audit import audit_arrival, audit_rounds
 from weft.specs import parse_plan
 from weft.training.optimizers import SGD, Optimizer
 

@@ -34,7 +34,7 @@ def take_steps(replicas: ServedReplicas, parameters: dict[str, torch.Tensor], st
         assert replicas.next_step(step) == step
         add = replicas.begin(0.5)
         for name, parameter in parameters.items():
-            add(name, pull(parameter, replicas.rank, step))
+            add(name, pull(parameter, replicas.mesh.rank, step))
         _, state = replicas.finish(0.0, Update(optimizer, parameters, state, LR, None))
     return replicas.collect(state)
 

@@ -11,8 +11,6 @@ from weft.distributed.consistency.server import (
     Commit,
     Decision,
     Release,
-    audit_arrival,
-    audit_rounds,
     read_decisions,
     read_summary,
 )
@@ -20,6 +18,7 @@ from weft.distributed.group.faulty import Delay, Kill
 from weft.distributed.mailbox import Duplicate
 from weft.errors import RunFolderError
 from weft.planning.server_cost import server_cost
+from weft.proving.audit import audit_arrival, audit_rounds
 from weft.specs import parse_plan
 from weft.training.optimizers import SGD, Adam, Momentum, Optimizer
 

@@ -3,7 +3,6 @@
 from weft.distributed.consistency.pairs.desk import keep_desk
 from weft.distributed.consistency.pairs.events import NOBODY, Deal, Event, Look, Mean, Mix, Pair, Step
 from weft.distributed.consistency.pairs.journal import Script, make_scripts, read_events, read_journals
-from weft.distributed.consistency.pairs.proof import audit_pairs, compare_pairs, trace_pairs
 from weft.distributed.consistency.pairs.protocol import desk_address
 from weft.distributed.consistency.pairs.slot import Slot
 from weft.distributed.consistency.pairs.worker import GossipReplicas, GossipSettings
@@ -21,12 +20,9 @@ __all__ = [
     "Script",
     "Slot",
     "Step",
-    "audit_pairs",
-    "compare_pairs",
     "desk_address",
     "keep_desk",
     "make_scripts",
     "read_events",
     "read_journals",
-    "trace_pairs",
 ]

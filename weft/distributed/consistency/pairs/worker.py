@@ -25,6 +25,7 @@ from weft.distributed.mailbox import AbstractMailbox
 from weft.errors import PeerLostError
 from weft.graph import GradientSink, State
 from weft.planning.gossip_graphs import make_split
+from weft.specs import Mesh
 from weft.training.checkpoint import Entry
 from weft.training.gradients import use_point
 from weft.training.optimizers import OptimizerState
@@ -96,18 +97,14 @@ class GossipReplicas(AbstractReplicas):
         self._weight = 0.0
         self._turn = self._work = 0
         self._is_stopped = self._has_ended = False
-        self._num_questions = self._num_sums = self._num_looks = 0
+        self._num_sums = self._num_looks = 0
         self._began = 0.0
         self._num_bytes = 0
         self._traffic = Traffic()
 
     @property
-    def rank(self) -> int:
-        return self._slot.rank
-
-    @property
-    def size(self) -> int:
-        return self._settings.size
+    def mesh(self) -> Mesh:
+        return Mesh(self._slot.rank, data=self._settings.size)
 
     @property
     def is_synchronous(self) -> bool:
@@ -117,7 +114,7 @@ class GossipReplicas(AbstractReplicas):
 
     def join(self, model: State) -> None:
         if self._post.run < 0:
-            self._post.mailbox.await_peers(range(2 * self.size), self._post.deadline)
+            self._post.mailbox.await_peers(range(2 * self._size), self._post.deadline)
             self._on_joined()
         else:
             self.sum(torch.zeros(1))  # nobody begins anew before all have ended
@@ -128,14 +125,14 @@ class GossipReplicas(AbstractReplicas):
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
         """All begin again, from the weights of rank 0 that a checkpoint gave it."""
         self.sum(torch.zeros(1))
-        self._start(list(self._parameters.values()), step * self.size)
+        self._start(list(self._parameters.values()), step * self._size)
 
     def _start(self, tensors: Sequence[Tensor], first: int) -> None:
         """Rank 0's tensors on every rank, and work for each."""
         self._post.run += 1
         self._turn = self._num_sums = self._num_looks = 0
         self._is_stopped = self._has_ended = False
-        if self.rank == 0:
+        if self._rank == 0:
             self._post.note(0, Tag.BEGIN, first=first)
             for other in self._post.alive():
                 if other:
@@ -146,21 +143,21 @@ class GossipReplicas(AbstractReplicas):
                 tensor.copy_(given)
         self._weights = Weights(self._parameters, self._post.mailbox.empty)
         scripts = self._settings.scripts
-        self._script = scripts[self._seed][self.rank] if scripts is not None else None
+        self._script = scripts[self._seed][self._rank] if scripts is not None else None
         self._deals = iter(self._script.deals if self._script else ())
         self._slot.begin(
             self._post.run, self._weights, self._open_journal(first), self._script.events if self._script else ()
         )
         self._meeting.begin(self._seed, self._weights, self._script)
-        self._post.note(self.rank, Tag.FREE)
+        self._post.note(self._rank, Tag.FREE)
         self._ask_for_work(0)
         self._take_work()
 
     def _open_journal(self, first: int) -> Journal | None:
         if self._settings.run is None:
             return None
-        about = {"plan": self._settings.plan, "rank": self.rank, "seed": self._seed, "first": first}
-        return Journal(journal_file(self._settings.run, self._seed, self.rank), about)
+        about = {"plan": self._settings.plan, "rank": self._rank, "seed": self._seed, "first": first}
+        return Journal(journal_file(self._settings.run, self._seed, self._rank), about)
 
     # Work: piece i is share i mod N of batch i div N, for whoever asks.
 
@@ -173,21 +170,21 @@ class GossipReplicas(AbstractReplicas):
         if self._script is not None:
             deal = next(self._deals, None) or Deal(self._work, stop=True)
         else:
-            header = self._post.receive(Tag.WORK, desk_address(self.size, 0), turn=self._turn).header
+            header = self._post.receive(Tag.WORK, desk_address(self._size, 0), turn=self._turn).header
             deal = Deal(int(header["work"]), bool(header["stop"]))
         self._slot.note(deal)
         self._work, self._is_stopped = deal.work, deal.stop
 
     def next_step(self, step: int) -> int:
-        return self._work // self.size
+        return self._work // self._size
 
     def share(self, indices: Tensor) -> Tensor:
-        return share(indices, self._work % self.size, self.size)
+        return share(indices, self._work % self._size, self._size)
 
     # A turn.
 
     def begin(self, weight: float) -> GradientSink:
-        self._gradients, self._weight, self._num_questions = {}, weight, 0
+        self._gradients, self._weight = {}, weight
         self._began = self._now
         self._num_bytes = self._meeting.set_out(self._turn)
         self._ask_for_work(self._turn + 1)
@@ -204,12 +201,12 @@ class GossipReplicas(AbstractReplicas):
         weights, step = self._meeting.take(self._turn)
         self._post.settle()
         while not self._slot.begin_step(step):
-            self._post.receive(Tag.GO, desk_address(self.size, self.rank))
+            self._post.receive(Tag.GO, desk_address(self._size, self._rank))
         arrived = self._now
         self._own.unpack(self._parameters, weights)
         state = update.apply(self._gradients)
         if self._slot.end_step(self._parameters, step):
-            self._post.note(self.rank, Tag.FREE)
+            self._post.note(self._rank, Tag.FREE)
         updated = self._now
         self._turn += 1
         self._take_work()
@@ -223,11 +220,12 @@ class GossipReplicas(AbstractReplicas):
 
     # Decisions, and the end.
 
-    def agree(self, wish: bool) -> bool:
-        """The first question after a step is whether to stop, and comes with the work; to save is rank 0's alone."""
-        self._num_questions += 1
-        if self._num_questions > 1:
-            return wish
+    def agree_to_save(self, wish: bool) -> bool:
+        """It is rank 0's alone."""
+        return wish
+
+    def agree_to_stop(self, wish: bool) -> bool:
+        """The answer comes with the work."""
         if wish and not self._is_stopped:
             self._post.note(0, Tag.STOP)
         return self._is_stopped
@@ -240,7 +238,7 @@ class GossipReplicas(AbstractReplicas):
     def sum(self, tensor: Tensor) -> Tensor:
         self._has_ended = True
         self._num_sums += 1
-        keeper = desk_address(self.size, 0)
+        keeper = desk_address(self._size, 0)
         self._post.send(keeper, Tag.SUM, [tensor], number=self._num_sums)
         self._post.settle()
         return self._post.receive(Tag.TOTAL, keeper, number=self._num_sums).tensors[0]
@@ -260,7 +258,7 @@ class GossipReplicas(AbstractReplicas):
     def use_consensus(self, model: State) -> Iterator[Consensus]:
         """Rank 0 judges the mean of the weights of all ranks that are left, with its own running statistics; between
         evaluations the others go on."""
-        if self.rank != 0:
+        if self._rank != 0:
             yield Consensus(None)
             return
         copies = self._look()
@@ -271,7 +269,7 @@ class GossipReplicas(AbstractReplicas):
         ]
         values = {"consensus_distance": math.sqrt(float(torch.stack(squares).sum()) / len(copies))}
         if self._has_ended:
-            values["lost_ranks"] = float(self.size - len(copies))
+            values["lost_ranks"] = float(self._size - len(copies))
         with use_point(model.parameters, {**model.parameters, **self._own.views_of(mean)}):
             yield Consensus(SoloReplicas(), values)
 
@@ -284,12 +282,20 @@ class GossipReplicas(AbstractReplicas):
         copies: dict[int, Sequence[Tensor]] = {}
         for rank in wanted:
             with suppress(PeerLostError):
-                copies[rank] = self._post.receive(Tag.VIEW, desk_address(self.size, rank), number=number).tensors
+                copies[rank] = self._post.receive(Tag.VIEW, desk_address(self._size, rank), number=number).tensors
         self._slot.note(Mean(number, tuple(copies)))
         return copies
 
     def memory(self) -> Mapping[str, Entry]:
         return {}
+
+    @property
+    def _rank(self) -> int:
+        return self._slot.rank
+
+    @property
+    def _size(self) -> int:
+        return self._settings.size
 
     @property
     def _own(self) -> Weights:

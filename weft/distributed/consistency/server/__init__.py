@@ -1,11 +1,8 @@
 """Parameter servers: shards that workers push to and pull from, each at its own pace."""
 
 from weft.distributed.consistency.server.arrival import Arrival
-from weft.distributed.consistency.server.audit import audit_arrival, audit_rounds
-from weft.distributed.consistency.server.audit_hosts import audit_hosts
 from weft.distributed.consistency.server.cut import Piece, cut_evenly
 from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Join, Leave, Release
-from weft.distributed.consistency.server.gradient_proof import compare_ends, follow_recipe
 from weft.distributed.consistency.server.host import HostSpec, serve_host
 from weft.distributed.consistency.server.joins import Joins
 from weft.distributed.consistency.server.journal import Summary, read_decisions, read_summary
@@ -41,12 +38,7 @@ __all__ = [
     "Settings",
     "Shard",
     "Summary",
-    "audit_arrival",
-    "audit_hosts",
-    "audit_rounds",
-    "compare_ends",
     "cut_evenly",
-    "follow_recipe",
     "host_address",
     "make_policy",
     "read_decisions",

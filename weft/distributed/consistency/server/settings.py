@@ -91,7 +91,7 @@ def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | Non
         clip_norm=clip_norm,
         form=cast(Form, consistency.get("push", "gradient")),
         parts=int(consistency.get("parts", 1)),
-        inner=int(dict(plan.topology.parameters).get("inner", 1)),
+        inner=int(plan.topology.get("inner", 1)),
     )
 
 

@@ -14,6 +14,7 @@ from weft.distributed.consistency.server.settings import Settings
 from weft.distributed.consistency.server.steps import AbstractSteps
 from weft.distributed.mailbox import AbstractMailbox
 from weft.graph import GradientSink, State
+from weft.specs import Mesh
 from weft.training.checkpoint import Entry
 from weft.training.gradients import use_point
 from weft.training.layout import REPLICATED
@@ -49,15 +50,10 @@ class ServedReplicas(AbstractReplicas):
         self._session = Session(mailbox, settings, seeds)
         self._steps = _make_steps(self._session, settings)
         self._weight = 0.0
-        self._num_questions = 0
 
     @property
-    def rank(self) -> int:
-        return self._mailbox.address
-
-    @property
-    def size(self) -> int:
-        return self._settings.num_workers
+    def mesh(self) -> Mesh:
+        return Mesh(self._mailbox.address, data=self._settings.num_workers)
 
     @property
     def is_synchronous(self) -> bool:
@@ -74,10 +70,10 @@ class ServedReplicas(AbstractReplicas):
         return self._settings.batch_of(self._steps.number)
 
     def share(self, indices: Tensor) -> Tensor:
-        return share(indices, self._settings.share_of(self.rank, self._steps.number), self.size)
+        return share(indices, self._settings.share_of(self.mesh.replica, self._steps.number), self.mesh.num_replicas)
 
     def begin(self, weight: float) -> GradientSink:
-        self._weight, self._num_questions = weight, 0
+        self._weight = weight
         return self._steps.begin(weight)
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
@@ -89,11 +85,12 @@ class ServedReplicas(AbstractReplicas):
 
     # Decisions, and the end.
 
-    def agree(self, wish: bool) -> bool:
-        """The first question after a step is whether to stop, and goes through shard 0; to save is rank 0's alone."""
-        self._num_questions += 1
-        if self._num_questions > 1:
-            return wish
+    def agree_to_save(self, wish: bool) -> bool:
+        """It is rank 0's alone."""
+        return wish
+
+    def agree_to_stop(self, wish: bool) -> bool:
+        """Through shard 0."""
         if wish and not self._session.is_stopped:
             self._session.stop()
         return self._session.is_stopped
@@ -122,13 +119,13 @@ class ServedReplicas(AbstractReplicas):
             series = {"staleness": tuple(map(float, summary.staleness))}
         agreed = model.parameters if session.places is session.parameters else {**model.parameters, **session.places}
         with use_point(model.parameters, agreed):
-            yield Consensus(SoloReplicas() if self.rank == 0 else None, values, series)
+            yield Consensus(SoloReplicas() if self.mesh.rank == 0 else None, values, series)
 
     # Checkpoints.
 
     def collect(self, state: OptimizerState) -> OptimizerState:
         """The state that the servers keep; a rank that updates by itself has its own."""
-        return self._session.fetch_state(state) if self._settings.form == "gradient" and self.rank == 0 else state
+        return self._session.fetch_state(state) if self._settings.form == "gradient" and self.mesh.rank == 0 else state
 
     def memory(self) -> Mapping[str, Entry]:
         """The centre, in place of rank 0's own weights: with any plan a run goes on from it."""

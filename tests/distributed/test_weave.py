@@ -1,0 +1,342 @@
+"""`weave`: a user's own loop gives on N ranks what it gives in one process."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from tests.distributed.woven import Script, run_in_turn
+from tests.processes.ranks import run_processes
+from weft.distributed.group import AbstractGroup
+from weft.distributed.group.virtual import run_virtual
+from weft.distributed.place import Launch, launched
+from weft.distributed.placement import DataParallel, all_reduce
+from weft.distributed.placement.buckets import plan_buckets
+from weft.distributed.weave import GradientHooks, SharedLoader, weave
+from weft.errors import PlanError, UsageError
+from weft.specs import parse_plan
+
+Weights = dict[str, list[float]]
+
+
+@pytest.fixture
+def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any], int], list[Any]]:
+    """Runs a script on virtual ranks, which meet as processes would."""
+    groups: dict[int, AbstractGroup] = {}
+
+    def find_launch() -> Launch:
+        group = groups.get(threading.get_ident())
+        return Launch("nobody") if group is None else Launch("weft", group.rank, group.size, "", group.size)
+
+    monkeypatch.setattr(launched, "find_launch", find_launch)
+    monkeypatch.setattr(launched, "open_group", lambda launch: groups[threading.get_ident()])
+
+    def run(script: Callable[[], Any], size: int) -> list[Any]:
+        def program(group: AbstractGroup) -> Any:
+            groups[threading.get_ident()] = group
+            return script()
+
+        return list(run_virtual(program, size).results)
+
+    return run
+
+
+OnRanks = Callable[[Callable[[], Any], int], list[Any]]
+
+
+# ---- one process
+
+
+def test_one_process_gets_the_very_same_objects() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.zeros(4, 2)), 2)
+    woven = weave(model, optimizer, loader, plan="data")
+    assert woven[0] is model and woven[1] is optimizer and woven[2] is loader
+    assert not model.weight._post_accumulate_grad_hooks
+
+
+# ---- the same result
+
+SCRIPTS = {
+    "plain": Script(),
+    "accumulation": Script(accumulate=2),
+    "clipping": Script(clip_norm=0.05),
+    "both": Script(accumulate=2, clip_norm=0.05),
+    "two samples left for the last batch": Script(num_samples=18),
+    "own generator": Script(has_generator=True),
+    "ring": Script(plan="data topology=ring"),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_give_what_one_process_gives(script: Script, size: int, on_ranks: OnRanks) -> None:
+    alone = Script(**{**vars(script), "plan": "data"}).run()
+    results = on_ranks(script.run, size)
+    assert all(result == results[0] for result in results)
+    for name, values in alone.items():
+        assert results[0][name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_whole_numbers_are_met_exactly(size: int, accumulate: int, on_ranks: OnRanks) -> None:
+    """Batches of 8 and a last one of 2, which leaves nothing for half of four ranks."""
+    script = Script(num_samples=18, epochs=1, is_exact=True, accumulate=accumulate)
+    assert on_ranks(script.run, size) == [script.run()] * size
+
+
+def test_the_order_follows_a_generator_of_the_users_own(on_ranks: OnRanks) -> None:
+    # Regression: the new loader drew from the global generator what the old one drew from the user's.
+    script = Script(epochs=2, is_exact=True, has_generator=True, num_samples=12, batch_size=4)
+    assert on_ranks(script.run, 2) == [script.run()] * 2
+
+
+def test_a_frozen_and_an_unused_layer_stay_as_they_were(on_ranks: OnRanks) -> None:
+    torch.manual_seed(4)
+    before = Script(epochs=0).run()
+    after = on_ranks(Script().run, 2)[0]
+    for name in before:
+        assert (before[name] == after[name]) == name.startswith(("frozen", "unused")), name
+
+
+def test_ranks_begin_with_the_weights_and_buffers_of_rank_0(on_ranks: OnRanks) -> None:
+    def script() -> list[float]:
+        model = nn.BatchNorm1d(2)
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.detach().fill_(next(values))
+        weave(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(TensorDataset(torch.zeros(4, 2)), 2))
+        return [tensor.detach().sum().item() for tensor in (*model.parameters(), *model.buffers())]
+
+    values = itertools.count(1)  # ranks begin in their order: rank 0 has 1 to 5
+    assert on_ranks(script, 3) == [[2.0, 4.0, 6.0, 8.0, 5]] * 3
+
+
+# ---- real processes
+
+
+@pytest.mark.slow
+def test_two_processes_give_what_one_gives() -> None:
+    """Without workers and with two that fetch ahead, in one process: every call of weave meets anew."""
+    both: dict[str, object] = {"accumulate": 2, "clip_norm": 0.05}
+    scripts: list[dict[str, object]] = [
+        {**both, "num_workers": 0},
+        {**both, "num_workers": 2},
+        {"is_exact": True, "epochs": 1},
+    ]
+    alone = run_in_turn(scripts)
+    first, second = run_processes("tests.distributed.woven:run_in_turn", 2, scripts=scripts)
+    assert first == second
+    for found, wanted in zip(first, alone, strict=True):
+        for name, values in wanted.items():
+            assert found[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
+
+
+# ---- hooks
+
+
+class Sum(nn.Module):
+    """a + b: autograd hands the memory of one gradient to both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.ones(6))
+        self.b = nn.Parameter(torch.ones(6))
+
+    def forward(self) -> Tensor:
+        return self.a.unsqueeze(0) + self.b.unsqueeze(0)
+
+
+def hook(group: AbstractGroup, model: nn.Module, weight: float) -> GradientHooks:
+    loader = SharedLoader(DataLoader(TensorDataset(torch.zeros(4, 2)), 2), group)
+    loader.weight = weight
+    replicas = DataParallel(group, parse_plan(f"data={group.size}"))
+    return GradientHooks(replicas, model, loader, keep=None)
+
+
+def test_two_gradients_in_one_piece_of_memory_are_averaged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Regression: large gradients are averaged in place, and these were averaged twice.
+    monkeypatch.setattr(all_reduce, "plan_buckets", lambda parameters: plan_buckets(parameters, 1))
+    plain = Sum()
+    plain().square().sum().backward()
+    assert plain.a.grad is not None and plain.b.grad is not None
+    assert plain.a.grad.data_ptr() == plain.b.grad.data_ptr()
+
+    def program(group: AbstractGroup) -> tuple[list[float], list[float]]:
+        model = Sum()
+        hook(group, model, [0.5, 0.25, 0.25][group.rank])
+        (model().square().sum() * (1 + group.rank)).backward()
+        assert model.a.grad is not None and model.b.grad is not None
+        return model.a.grad.tolist(), model.b.grad.tolist()
+
+    expected = [4.0 * (0.5 * 1 + 0.25 * 2 + 0.25 * 3)] * 6
+    assert run_virtual(program, 3).results == ((expected, expected),) * 3
+
+
+def test_what_was_accumulated_before_counts_where_another_rank_adds_to_it() -> None:
+    # Regression: a rank that left a parameter out of its second backward sent zeros for what the first had left there.
+    def program(group: AbstractGroup) -> tuple[list[float], list[float]]:
+        model = Sum()
+        hook(group, model, 0.5)
+        (model.a.sum() * 4 + model.b.sum() * 8).backward()
+        second = model.a.sum() * 2
+        (second + model.b.sum() * 16 if group.rank == 1 else second).backward()
+        assert model.a.grad is not None and model.b.grad is not None
+        return model.a.grad.tolist(), model.b.grad.tolist()
+
+    assert run_virtual(program, 2).results == (([6.0] * 6, [16.0] * 6),) * 2
+
+
+def test_a_parameter_that_only_another_rank_used_gets_its_gradient() -> None:
+    def program(group: AbstractGroup) -> list[float] | None:
+        model = Sum()
+        hook(group, model, 0.5)
+        (model.a.sum() + model.b.sum() if group.rank == 1 else model.a.sum()).backward()
+        return None if model.b.grad is None else model.b.grad.tolist()
+
+    assert run_virtual(program, 2).results == ([0.5] * 6, [0.5] * 6)
+
+
+def test_a_gradient_kept_by_the_user_is_not_written_to_by_the_next_step() -> None:
+    """Averages arrive in buffers that are used again: what a parameter holds must not be one of them."""
+
+    def program(group: AbstractGroup) -> bool:
+        model = Sum()
+        hook(group, model, 0.5)
+        (model.a.sum() if group.rank == 1 else model.b.sum()).backward()
+        kept = [model.a.grad, model.b.grad]
+        copies = [gradient.clone() for gradient in kept if gradient is not None]
+        model.zero_grad()
+        (model.a.sum() * 100 + model.b.sum()).backward()
+        return all(torch.equal(a, b) for a, b in zip(kept, copies, strict=True) if a is not None)
+
+    assert run_virtual(program, 2).results == (True, True)
+
+
+# ---- the loader
+
+
+def batches_of(group: AbstractGroup, num_samples: int, batch_size: int, epochs: int) -> list[tuple[list[int], float]]:
+    data = TensorDataset(torch.arange(num_samples))
+    loader = SharedLoader(DataLoader(data, batch_size, shuffle=True), group)
+    assert (len(loader), loader.batch_size, loader.dataset) == (-(-num_samples // batch_size), batch_size, data)
+    return [(batch[0].tolist(), loader.weight) for _ in range(epochs) for batch in loader]
+
+
+@pytest.mark.parametrize(("num_samples", "size"), [(12, 2), (13, 3), (9, 4), (5, 1)])
+def test_every_sample_is_given_out_once_an_epoch(num_samples: int, size: int) -> None:
+    results = run_virtual(lambda group: batches_of(group, num_samples, 4, 2), size).results
+    num_batches = len(results[0]) // 2
+    for step, shares in enumerate(zip(*results, strict=True)):
+        assert sum(weight for _, weight in shares) == pytest.approx(1.0)
+        given = [len(own) for own, weight in shares if weight > 0]
+        assert sum(given) == (4 if (step + 1) % num_batches else num_samples - 4 * (num_batches - 1))
+        assert [weight for _, weight in shares if weight > 0] == [count / sum(given) for count in given]
+    epochs = [
+        sorted(
+            s
+            for step in range(e * num_batches, (e + 1) * num_batches)
+            for own, w in (r[step] for r in results)
+            if w
+            for s in own
+        )
+        for e in range(2)
+    ]
+    assert epochs == [list(range(num_samples))] * 2
+
+
+def test_a_rank_for_which_nothing_is_left_gets_a_sample_that_does_not_count() -> None:
+    results = run_virtual(lambda group: batches_of(group, 9, 4, 1), 4).results
+    assert [result[-1][1] for result in results] == [1.0, 0.0, 0.0, 0.0]
+    assert len({tuple(result[-1][0]) for result in results}) == 1
+
+
+def test_running_statistics_are_the_mean_of_all_ranks_after_an_epoch(on_ranks: OnRanks) -> None:
+    def script() -> tuple[list[float], list[float], int]:
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(1)
+        model = nn.Sequential(norm, nn.Linear(1, 1))
+        loader = DataLoader(TensorDataset(torch.arange(8.0).unsqueeze(1)), 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = weave(model, optimizer, loader, plan="data")
+        own: list[float] = []
+        buffers = dict(norm.named_buffers())
+        for (x,) in loader:
+            model(x).sum().backward()
+            own = buffers["running_mean"].tolist()
+        return own, buffers["running_mean"].tolist(), int(buffers["num_batches_tracked"])
+
+    (own0, mean0, count0), (own1, mean1, count1) = on_ranks(script, 2)
+    assert own0 != own1
+    assert mean0 == mean1 == [(own0[0] + own1[0]) / 2]
+    assert count0 == count1 == 2
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(8))
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    "loader", [DataLoader(Stream(), 2), DataLoader(TensorDataset(torch.zeros(4)), batch_size=None)]
+)
+def test_a_loader_without_batches_of_indices_is_refused(loader: DataLoader[Any], on_ranks: OnRanks) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match="map-style"):
+        on_ranks(lambda: weave(model, optimizer, loader), 2)
+
+
+@pytest.mark.parametrize(
+    ("plan", "size", "text"),
+    [
+        ("data=3", 2, r"plan: 3, ranks: 2.*plan='data'"),
+        ("data=2", 1, r"plan: 2, ranks: 1"),
+        ("topology=ring", 2, "plan: 1, ranks: 2"),
+        ("data topology=server", 2, "use topology=native"),
+        ("data compress=topk", 2, "not available in this version"),
+        ("dta", 2, "did you mean 'data'"),
+    ],
+)
+def test_a_wrong_plan_is_refused(plan: str, size: int, text: str, on_ranks: OnRanks) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.zeros(4)), 2)
+    with pytest.raises(PlanError, match=text):
+        on_ranks(lambda: weave(model, optimizer, loader, plan=plan), size)
+
+
+class Endless:
+    """Batches of indices for ever, as samplers of streams have them."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return itertools.repeat([0, 1])
+
+
+def test_batches_without_an_end_are_refused(on_ranks: OnRanks) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: DataLoader[Any] = DataLoader(TensorDataset(torch.zeros(4, 1)), batch_sampler=Endless())
+    with pytest.raises(UsageError, match="no length"):
+        on_ranks(lambda: weave(model, optimizer, loader, plan="data"), 2)
+
+
+def test_a_sparse_gradient_is_refused_by_name(on_ranks: OnRanks) -> None:
+    def script() -> None:
+        model = nn.Sequential(nn.Embedding(4, 2, sparse=True))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = weave(model, optimizer, DataLoader(TensorDataset(torch.arange(4)), 4), plan="data")
+        for (x,) in loader:
+            model(x).sum().backward()
+
+    with pytest.raises(UsageError, match=r"not dense \(0.weight.*sparse=False"):
+        on_ranks(script, 2)

@@ -1,0 +1,1 @@
+"""How ranks reach each other: in a group of all, through servers, or each its neighbours alone."""

@@ -1,0 +1,36 @@
+"""The training that a plan is realised for: what servers need to know of it, and where decisions are recorded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from weft.training.build import build_optimizer
+from weft.training.optimizers import AbstractOptimizer
+from weft.training.recipe import Recipe
+
+__all__ = ["RunSpec"]
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """The seeds to train from, one after the other, and what all of these trainings have in common.
+
+    Args:
+        optimizer: of the recipe, for servers that update in the place of ranks; None where no plan needs one.
+        buffers: running statistics before an evaluation: averaged, or each rank's own.
+        run: the run folder, where ranks and servers record what they decide; None to record nothing.
+        replay: the run folder whose decisions are repeated; None to decide anew.
+    """
+
+    optimizer: AbstractOptimizer | None = None
+    seeds: tuple[int, ...] = (0,)
+    clip_norm: float | None = None
+    buffers: Literal["mean", "rank"] = "mean"
+    run: Path | None = None
+    replay: Path | None = None
+
+    @staticmethod
+    def of(recipe: Recipe, seeds: Sequence[int], run: Path | None = None, replay: Path | None = None) -> "RunSpec":
+        mutable = recipe.mutable
+        return RunSpec(build_optimizer(recipe), tuple(seeds), mutable.clip_norm, mutable.buffers, run, replay)

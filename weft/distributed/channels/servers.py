@@ -1,0 +1,151 @@
+"""Ranks that meet at servers, each at its own pace: which process serves, and in which thread.
+
+data=2 consistency=async topology=server(shards=2)            process 0: worker 0, server 0     in two threads
+                                                              process 1: worker 1, server 1
+data=2 consistency=async topology=server(2,place=own)         process 0, 1: workers     process 2, 3: servers
+
+On the virtual cluster every worker and every server is a process of its own.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from weft.distributed.channels.background import run_in_background
+from weft.distributed.channels.run_spec import RunSpec
+from weft.distributed.consistency.server import (
+    HostSpec,
+    Joins,
+    ServedReplicas,
+    ServerSpec,
+    Summary,
+    make_policy,
+    read_decisions,
+    serve,
+    serve_host,
+    settings_of,
+)
+from weft.distributed.consistency.server.decisions import Decision
+from weft.distributed.consistency.server.policy import AbstractPolicy
+from weft.distributed.consistency.server.script import Script
+from weft.distributed.mailbox import AbstractMailbox
+from weft.distributed.place import AbstractPlace
+from weft.errors import TrainingError
+from weft.specs import Plan
+from weft.training.optimizers import SGD, AbstractOptimizer, Optimizer
+from weft.training.replicas import AbstractReplicas
+
+__all__ = ["use_servers"]
+
+Server = Callable[[AbstractMailbox], Summary]
+"""Serves until all workers have left."""
+
+
+@contextmanager
+def use_servers(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[AbstractReplicas | None]:
+    """Be one of the processes: its worker, with servers beside it in threads until all workers have left, or a server
+    and nothing else."""
+    roles = plan.roles
+    workers = [address for address in place.addresses(plan) if roles.kinds[address] == "worker"]
+    servers = [address for address in place.addresses(plan) if roles.kinds[address] != "worker"]
+    if not workers:
+        (address,) = servers
+        _serve(place.open_mailbox(plan, address), _server_at(address, plan, place, spec, is_restored=True))
+        yield None
+        return
+    (rank,) = workers
+    opened = {address: place.open_mailbox(plan, address) for address in servers}
+
+    def close_servers() -> None:
+        for mailbox in opened.values():
+            mailbox.close()
+
+    bodies = {f"server {a}": partial(_serve, m, _server_at(a, plan, place, spec)) for a, m in opened.items()}
+    with run_in_background(bodies, on_failure=close_servers):
+        mailbox = place.open_mailbox(plan, rank)
+        try:
+            settings = settings_of(plan, _optimizer_of(spec), spec.clip_norm)
+            yield ServedReplicas(mailbox, settings, spec.seeds, place.mark_joined)
+        finally:
+            mailbox.close()
+
+
+def _serve(mailbox: AbstractMailbox, server: Server) -> None:
+    try:
+        server(mailbox)
+    finally:
+        mailbox.close()
+
+
+def _server_at(address: int, plan: Plan, place: AbstractPlace, spec: RunSpec, *, is_restored: bool = False) -> Server:
+    """The server of an address: the shards come first, then the host servers.
+
+    Args:
+        is_restored: whether one that dies is started again, and goes on from what it has kept.
+    """
+    kinds = plan.roles.kinds
+    number = address - kinds.index(kinds[address])
+    folder = place.snapshots if is_restored else None
+    if kinds[address] == "host server":
+        kept = folder / f"host-{number}.begun" if folder else None
+        return partial(serve_host, spec=_host_spec(number, plan, spec, kept))
+    kept = folder / f"shard-{number}.safetensors" if folder else None
+    return partial(serve, spec=_server_spec(number, plan, place, spec, kept))
+
+
+def _server_spec(shard: int, plan: Plan, place: AbstractPlace, spec: RunSpec, kept: Path | None) -> ServerSpec:
+    """What one shard needs to know."""
+    optimizer = _optimizer_of(spec)
+    settings = settings_of(plan, optimizer)
+    # Where ranks update by themselves, servers need no optimizer, and keep no state of one.
+    updater = optimizer if settings.form == "gradient" else Optimizer(SGD(), lr=optimizer.lr)
+    replay = spec.replay
+    recorded = {seed: read_decisions(replay, seed, shard) for seed in spec.seeds} if replay else None
+
+    def policy_for(seed: int, is_fresh: bool) -> AbstractPolicy:
+        if recorded is not None:
+            return _repeat(recorded[seed], is_fresh=is_fresh)
+        return make_policy(plan.consistency, plan.num_ranks, is_fresh=is_fresh)
+
+    return ServerSpec(
+        shard=shard,
+        num_workers=plan.num_ranks,
+        plan=str(plan),
+        rate=settings.rate,
+        form=settings.form,
+        alpha=settings.alpha,
+        num_shards=settings.num_shards,
+        inner=settings.inner,
+        make_policy=policy_for,
+        make_optimizer=partial(place.charge_updates, updater),
+        run=spec.run,
+        kept=kept,
+    )
+
+
+def _host_spec(host: int, plan: Plan, spec: RunSpec, kept: Path | None) -> HostSpec:
+    """What one host server needs to know."""
+    replay = spec.replay
+    recorded = {seed: read_decisions(replay, seed, host, "host") for seed in spec.seeds} if replay else None
+    return HostSpec(
+        host=host,
+        num_workers=plan.num_ranks,
+        num_shards=plan.num_shards,
+        inner=plan.ranks_per_host,
+        plan=str(plan),
+        make_joins=lambda seed: Joins(recorded[seed]) if recorded else Joins(),
+        run=spec.run,
+        kept=kept,
+    )
+
+
+def _repeat(decisions: Iterable[Decision], *, is_fresh: bool) -> Script:
+    if not is_fresh:  # its workers are not where the record begins
+        raise TrainingError("server was lost in a replay, which cannot go on from a snapshot; start the replay again")
+    return Script(decisions)
+
+
+def _optimizer_of(spec: RunSpec) -> AbstractOptimizer:
+    assert spec.optimizer is not None, "servers update in the place of ranks"
+    return spec.optimizer

@@ -1,0 +1,78 @@
+"""How this process was started: which rank it is, and how it finds the others, as its environment tells."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from weft.errors import UsageError
+
+__all__ = ["Launch", "find_launch"]
+
+Launcher = Literal["nobody", "weft", "torchrun", "mpirun"]
+
+# Variables that other launchers set on every rank, and who sets them.
+UNKNOWN_LAUNCHERS = {
+    "SLURM_PROCID": ("SLURM_STEP_NUM_TASKS", "srun"),
+    "PMI_RANK": ("PMI_SIZE", "an MPI or process manager that speaks PMI"),
+    "PMIX_RANK": ("PMIX_SIZE", "a process manager that speaks PMIx"),
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A process among those of a run.
+
+    Args:
+        meeting: a folder for ranks that Weft started; host:port for torchrun's; nothing for MPI's, who have met.
+        local_size: processes on this host.
+    """
+
+    launcher: Launcher
+    rank: int = 0
+    size: int = 1
+    meeting: str = ""
+    local_size: int = 1
+
+    @property
+    def is_one_host(self) -> bool:
+        return self.local_size == self.size
+
+
+def find_launch(environment: Mapping[str, str] = os.environ) -> Launch:
+    """Read the variables that `weft run`, torchrun and Open MPI set; one rank if there are none.
+
+    Raises:
+        UsageError: a launcher that Weft does not know started several ranks, which would each train alone.
+
+    >>> find_launch({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "2"})
+    Launch(launcher='torchrun', rank=1, size=2, meeting='h:1', local_size=2)
+    """
+    if "WEFT_RANK" in environment:
+        rank, size = _numbers(environment, "WEFT_RANK", "WEFT_SIZE")
+        return Launch("weft", rank, size, environment["WEFT_MEETING"], size)
+    if "RANK" in environment and "WORLD_SIZE" in environment and "MASTER_ADDR" in environment:
+        rank, size, local_size = _numbers(environment, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        meeting = f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT', '')}"
+        return Launch("torchrun", rank, size, meeting, local_size)
+    if "OMPI_COMM_WORLD_RANK" in environment:
+        names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+        rank, size, local_size = _numbers(environment, *names)
+        return Launch("mpirun", rank, size, "", local_size)
+    _check_alone(environment)
+    return Launch("nobody")
+
+
+def _check_alone(environment: Mapping[str, str]) -> None:
+    for rank, (size, who) in UNKNOWN_LAUNCHERS.items():
+        if rank in environment and environment.get(size, "1") != "1":
+            numbers = f"{rank}: {environment[rank]}, {size}: {environment[size]}"
+            cure = "start them with weft run --workers, torchrun or Open MPI's mpirun, or unset these variables"
+            raise UsageError(f"ranks were started by {who}, which Weft does not know ({numbers}); {cure}")
+
+
+def _numbers(environment: Mapping[str, str], *names: str) -> list[int]:
+    try:
+        return [int(environment[name]) for name in names]
+    except (KeyError, ValueError) as error:
+        raise UsageError(f"environment does not say which rank this is ({error}); start it with weft run") from None

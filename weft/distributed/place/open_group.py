@@ -1,0 +1,176 @@
+"""The group of all ranks that were started together: how they find each other, and over what they talk."""
+
+import os
+import socket
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, final, get_args
+
+import torch.distributed as distributed
+
+from weft.distributed.group.group import AbstractGroup
+from weft.distributed.group.hierarchical import HierarchicalGroup
+from weft.distributed.group.mpi import MpiGroup, import_mpi
+from weft.distributed.group.mpi import open_store as open_mpi_store
+from weft.distributed.group.shared_memory import AbstractRendezvous, Invitation, SharedMemoryGroup
+from weft.distributed.group.solo import SoloGroup
+from weft.distributed.group.torch_group import TorchGroup
+from weft.distributed.group.watch import Store
+from weft.distributed.place.launch import Launch
+from weft.errors import UsageError, nearest
+
+__all__ = ["Kind", "open_group", "open_store"]
+
+Kind = Literal["auto", "solo", "shared_memory", "torch", "mpi", "hierarchical"]
+
+POLL_SECONDS = 0.001
+
+_c10d: Any = distributed  # its type stubs lack the stores
+
+
+def open_group(launch: Launch, kind: Kind = "auto", *, timeout: float = 300.0, generation: int = 0) -> AbstractGroup:
+    """The group of all ranks of this run. A collective call: it returns when all have come.
+
+    `auto` is shared memory where all ranks are on one host, MPI between hosts under mpirun, and else shared memory
+    inside each host with Gloo between them. Sockets are bound to the loopback interface on one host, and to the one
+    named in GLOO_SOCKET_IFNAME where it is set.
+
+    Args:
+        timeout: seconds after which a silent peer counts as lost.
+        generation: memberships that came before this one, for ranks that meet again.
+
+    >>> open_group(Launch("nobody")).size
+    1
+    """
+    match kind if kind != "auto" else choose_kind(launch):
+        case "solo":
+            if launch.size > 1:
+                raise UsageError(f"solo is for one rank (ranks: {launch.size}); choose another kind of group")
+            return SoloGroup(generation=generation)
+        case "shared_memory":
+            return _open_in_memory(launch, timeout, generation)
+        case "torch":
+            return _open_over_torch(launch, timeout, generation)
+        case "mpi":
+            return _open_over_mpi(launch, timeout, generation)
+        case "hierarchical":
+            return _open_in_hosts(launch, timeout, generation)
+        case _:
+            raise UsageError(f"unknown kind of group (kind: {kind}); {nearest(kind, get_args(Kind))}")
+
+
+def choose_kind(launch: Launch) -> Kind:
+    """The fastest kind for ranks that were started so.
+
+    >>> choose_kind(Launch("torchrun", rank=0, size=4, meeting="h:1", local_size=2))
+    'hierarchical'
+    """
+    if launch.size == 1:
+        return "solo"
+    if launch.is_one_host:
+        return "shared_memory"
+    if launch.launcher == "mpirun":
+        return "mpi"
+    return "hierarchical" if launch.local_size > 1 else "torch"
+
+
+def _open_in_memory(launch: Launch, timeout: float, generation: int) -> AbstractGroup:
+    if not launch.is_one_host:
+        raise UsageError(
+            f"shared memory joins ranks of one host (ranks: {launch.size}, here: {launch.local_size}); "
+            "choose hierarchical, torch or mpi"
+        )
+    if launch.launcher == "weft":
+        return SharedMemoryGroup(launch.meeting, launch.rank, launch.size, timeout=timeout, generation=generation)
+    meeting = StoreRendezvous(_open_run_store(launch, timeout, generation))
+    return SharedMemoryGroup(meeting, launch.rank, launch.size, timeout=timeout, generation=generation)
+
+
+def _open_over_torch(launch: Launch, timeout: float, generation: int) -> TorchGroup:
+    store = _open_run_store(launch, timeout, generation)
+    return TorchGroup(
+        store, launch.rank, launch.size, timeout=timeout, interface=_choose_interface(launch), generation=generation
+    )
+
+
+def _open_over_mpi(launch: Launch, timeout: float, generation: int) -> AbstractGroup:
+    if launch.launcher != "mpirun":
+        raise UsageError(f"MPI needs ranks that mpirun started (started by: {launch.launcher}); use mpirun -n")
+    return MpiGroup(timeout=timeout, generation=generation)
+
+
+def _open_in_hosts(launch: Launch, timeout: float, generation: int) -> AbstractGroup:
+    """Half of the timeout each: one of the two finds that a peer is silent, then the other finds out which."""
+    row, column = divmod(launch.rank, launch.local_size)
+    store = _open_run_store(launch, timeout, generation)
+    meeting = StoreRendezvous(_c10d.PrefixStore(f"host/{row}", store))
+    inside = SharedMemoryGroup(meeting, column, launch.local_size, timeout=timeout / 2, generation=generation)
+    whole = TorchGroup(
+        _c10d.PrefixStore("whole", store),
+        launch.rank,
+        launch.size,
+        timeout=timeout / 2,
+        interface=_choose_interface(launch),
+        generation=generation,
+    )
+    return HierarchicalGroup(inside, whole)
+
+
+def _choose_interface(launch: Launch) -> str | None:
+    return os.environ.get("GLOO_SOCKET_IFNAME") or ("lo" if launch.is_one_host else None)
+
+
+def _open_run_store(launch: Launch, timeout: float, generation: int) -> Store:
+    """Where the ranks of this place leave notes for each other."""
+    match launch.launcher:
+        case "weft":
+            store = _c10d.FileStore(str(Path(launch.meeting) / "store"), launch.size)
+        case "torchrun":
+            store = _open_torchrun_store(launch, timeout)
+        case "mpirun":
+            store = open_mpi_store(import_mpi().COMM_WORLD, timeout, is_one_host=launch.is_one_host)
+        case "nobody":
+            store = _c10d.HashStore()
+    store.set_timeout(timedelta(seconds=timeout))
+    prefixed: Store = _c10d.PrefixStore(f"weft/{generation}", store)
+    return prefixed
+
+
+def open_store(launch: Launch, timeout: float) -> Any:
+    """A store of torch.distributed that all ranks of this place reach, for what is not a group's."""
+    return _c10d.PrefixStore("notes", _open_run_store(launch, timeout, 0))
+
+
+def _open_torchrun_store(launch: Launch, timeout: float) -> Any:
+    """The store of the user's own process group where there is one, else torchrun's, else one that rank 0 keeps."""
+    if _c10d.is_initialized():
+        return _c10d.distributed_c10d._get_default_store()
+    host, _, port = launch.meeting.rpartition(":")
+    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout), "wait_for_workers": False}
+    is_keeper = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if is_keeper:
+        # Bound by hand to the one address: left to itself, the store listens on all interfaces.
+        options["master_listen_fd"] = socket.create_server((host, int(port))).detach()
+    return _c10d.TCPStore(host, int(port), is_master=is_keeper, **options)
+
+
+@final
+class StoreRendezvous(AbstractRendezvous):
+    """How ranks on one host meet through a store: rank 0 leaves the invitation there."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def publish(self, invitation: Invitation) -> None:
+        self._store.set("invitation", f"{invitation.pid} {invitation.start_time} {invitation.descriptor}")
+
+    def fetch(self, deadline: float) -> Invitation | None:
+        while not self._store.check(["invitation"]):
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(POLL_SECONDS)
+        return Invitation(*map(int, self._store.get("invitation").split()))
+
+    def withdraw(self) -> None:
+        """Nothing to do: a note that names a process which is gone, or has closed its segment, invites nobody."""

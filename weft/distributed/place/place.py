@@ -1,0 +1,68 @@
+"""The place seam: who this process is among those of a run, and how it reaches the others."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from weft.distributed.group.group import AbstractGroup
+from weft.distributed.mailbox import AbstractMailbox
+from weft.specs import Plan
+from weft.training.optimizers import AbstractOptimizer
+
+__all__ = ["AbstractPlace"]
+
+Shared = TypeVar("Shared")
+
+
+class AbstractPlace(ABC):
+    """A process of a run, real or virtual. A plan is realised on it (realise.py)."""
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """The number of this process."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Processes in all."""
+
+    @property
+    @abstractmethod
+    def patience(self) -> float:
+        """Seconds to wait for an answer that must come, if nobody is known to be lost."""
+
+    @property
+    @abstractmethod
+    def snapshots(self) -> Path | None:
+        """A folder from which a server that died is restored; None where nobody would start it again."""
+
+    @abstractmethod
+    def size_for(self, plan: Plan) -> int:
+        """Processes that a plan needs on places of this kind."""
+
+    @abstractmethod
+    def addresses(self, plan: Plan) -> tuple[int, ...]:
+        """The addresses of a plan's roles that this process plays."""
+
+    @abstractmethod
+    def open_group(self, plan: Plan) -> AbstractGroup:
+        """The group of all ranks, with the collectives that the plan's topology names. A collective call."""
+
+    @abstractmethod
+    def open_mailbox(self, plan: Plan, address: int) -> AbstractMailbox:
+        """The mailbox of one of this process's addresses."""
+
+    @abstractmethod
+    def charge_updates(self, optimizer: AbstractOptimizer, fraction: float) -> AbstractOptimizer:
+        """The optimizer of a server that holds this part of all elements; where time is virtual, its updates take
+        some."""
+
+    @abstractmethod
+    def shared(self, name: str, make: Callable[[], Shared]) -> Shared:
+        """An object for all addresses of one process, made when it is first asked for."""
+
+    @abstractmethod
+    def mark_joined(self) -> None:
+        """The others know this rank from now on, and will hear of its death."""

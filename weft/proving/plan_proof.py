@@ -1,0 +1,87 @@
+"""`prove`: the ranks of a plan train some steps, and what they did is held to one rank, or to the equations."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from weft.distributed.place import LaunchedPlace
+from weft.distributed.realise import RunSpec, realise
+from weft.engines.local import run_ranks, threads_per_rank
+from weft.engines.rank_program import RankProgram
+from weft.engines.tolerance import tolerance_of
+from weft.proving.lockstep import Lockstep
+from weft.proving.method import AbstractMethod, Case, Evidence
+from weft.proving.paired import Paired
+from weft.proving.proof import Proof
+from weft.proving.served import Served
+from weft.specs import Plan, as_plan
+from weft.specs.roles import Channel
+from weft.torch_private import use_determinism
+from weft.training.build import build_splits, check_recipe
+from weft.training.process import use_threads
+from weft.training.recipe import Recipe
+
+__all__ = ["METHODS", "prove", "trace_rank"]
+
+METHODS: Mapping[Channel, AbstractMethod] = {
+    "all_reduce": Lockstep(),
+    "servers": Served(),
+    "neighbours": Paired(),
+}
+
+
+def prove(
+    recipe: Recipe, plan: Plan | str | None = None, *, seed: int = 0, num_steps: int = 5, tolerance: float = 1e-5
+) -> Proof:
+    """Show that a plan computes what one rank computes, or what the equations of its consistency say.
+
+    Args:
+        recipe: what is trained.
+        plan: on which ranks; by default the recipe's own.
+        num_steps: global batches to train on; more where fewer would not show what the plan does.
+        tolerance: the largest error, as a share of a tensor's largest value, where bits may differ.
+    """
+    if plan is not None:
+        recipe = replace(recipe, mutable=replace(recipe.mutable, plan=as_plan(plan)))
+    check_recipe(recipe)
+    chosen = recipe.mutable.plan
+    method = METHODS[chosen.channel]
+    num_steps = method.steps_needed(chosen, num_steps)
+    with tempfile.TemporaryDirectory(prefix="weft-proof-") as folder:
+        runs: list[Evidence] = []
+        for number in range(method.num_runs):
+            run = Path(folder) / f"run-{number}"
+            run.mkdir()
+            runs.append(_gather(recipe, run, seed, num_steps, replay=runs[0].folder if runs else None))
+        with use_determinism(), use_threads(threads_per_rank(chosen.roles.num_processes)):
+            return method.judge(Case(recipe, build_splits(recipe), seed, num_steps, tolerance), runs)
+
+
+def _gather(recipe: Recipe, run: Path, seed: int, num_steps: int, replay: Path | None) -> Evidence:
+    """Train on the processes of the plan, and read what its ranks left."""
+    plan = recipe.mutable.plan
+    arguments = {"recipe": recipe.to_dict(), "folder": str(run), "seed": seed, "num_steps": num_steps}
+    arguments["replay"] = None if replay is None else str(replay)
+    program = RankProgram("weft.proving.plan_proof:trace_rank", arguments)
+    run_ranks(program, plan.roles.num_processes, tolerance=tolerance_of(plan))
+    return Evidence([load_file(_file_of(run, rank)) for rank in range(plan.num_ranks)], run)
+
+
+def trace_rank(recipe: dict[str, object], folder: str, seed: int, num_steps: int, replay: str | None) -> None:
+    """The rank program of a proof: leaves what this rank did in the folder, and servers what they decided."""
+    chosen, run = Recipe.from_dict(recipe), Path(folder)
+    spec = RunSpec.of(chosen, (seed,), run=run, replay=None if replay is None else Path(replay))
+    plan = chosen.mutable.plan
+    with realise(plan, LaunchedPlace(), spec) as replicas:
+        if replicas is None:
+            return
+        with use_determinism():
+            found = METHODS[plan.channel].trace(Case(chosen, build_splits(chosen), seed, num_steps), replicas)
+        save_file(found, _file_of(run, replicas.mesh.rank))
+
+
+def _file_of(run: Path, rank: int) -> Path:
+    return run / f"rank-{rank}.safetensors"

@@ -1,0 +1,111 @@
+"""A place on the virtual cluster: every worker and every server is a virtual rank, in virtual time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, final
+
+from weft.distributed.group.faulty import Fault, Kill
+from weft.distributed.group.group import AbstractGroup
+from weft.distributed.group.virtual import die
+from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, VirtualMailbox
+from weft.distributed.place import AbstractPlace
+from weft.errors import PeerLostError
+from weft.planning.network import NetworkModel
+from weft.simulation.computation import ChargingOptimizer, ComputeModel
+from weft.specs import Plan
+from weft.training.optimizers import AbstractOptimizer
+
+__all__ = ["TIMEOUT_SECONDS", "VirtualPlace", "with_host_servers"]
+
+Shared = TypeVar("Shared")
+
+# A rank may well compute for minutes; that a peer is lost is not what this simulates.
+TIMEOUT_SECONDS = 1e6
+
+
+@final
+class VirtualPlace(AbstractPlace):
+    """One virtual rank.
+
+    Args:
+        group: all virtual ranks, in the order of a plan's addresses.
+        faults: what befalls the processes of the plan; an address dies with its process.
+        compute: what updates cost.
+        shared: one dictionary for all ranks of the cluster.
+    """
+
+    def __init__(
+        self, group: AbstractGroup, faults: Sequence[Fault], compute: ComputeModel, shared: dict[str, Any]
+    ) -> None:
+        self._group = group
+        self._faults = faults
+        self._compute = compute
+        self._shared = shared
+
+    @property
+    def rank(self) -> int:
+        return self._group.rank
+
+    @property
+    def size(self) -> int:
+        return self._group.size
+
+    @property
+    def patience(self) -> float:
+        return TIMEOUT_SECONDS
+
+    @property
+    def snapshots(self) -> Path | None:
+        return None
+
+    def size_for(self, plan: Plan) -> int:
+        return plan.roles.num_addresses
+
+    def addresses(self, plan: Plan) -> tuple[int, ...]:
+        return (self.rank,)
+
+    def open_group(self, plan: Plan) -> AbstractGroup:
+        """The virtual group has the plan's all-reduce already: in it a collective advances while the rank computes."""
+        return self._group
+
+    def open_mailbox(self, plan: Plan, address: int) -> AbstractMailbox:
+        """One that ends with the process that its address shares."""
+        roles = plan.roles
+        process = roles.process_of(address)
+        if process == address:
+            own = list(self._faults)
+        else:
+            deaths = [fault for fault in self._faults if fault.rank == process and isinstance(fault, Kill)]
+            own = [replace(death, rank=address) for death in deaths]
+        is_survived = process in roles.expendable | roles.restored
+        end = die if is_survived else partial(_end_run, process, roles.names[process])
+        return FaultyMailbox(VirtualMailbox(self._group), own, die=end)
+
+    def charge_updates(self, optimizer: AbstractOptimizer, fraction: float) -> AbstractOptimizer:
+        seconds = self._compute.seconds_per_update * fraction
+        return ChargingOptimizer(optimizer, replace(self._compute, seconds_per_update=seconds), self._group.clock)
+
+    def shared(self, name: str, make: Callable[[], Shared]) -> Shared:
+        if name not in self._shared:
+            self._shared[name] = make()
+        found: Shared = self._shared[name]
+        return found
+
+    def mark_joined(self) -> None:
+        """Nobody waits to hear it."""
+
+
+def _end_run(rank: int, role: str) -> NoReturn:
+    """What is done by whoever started the processes, when one dies that no other can stand in for."""
+    raise PeerLostError(f"rank {rank} is lost, and the run with it (rank {rank} was {role}); start again", rank)
+
+
+def with_host_servers(network: NetworkModel, plan: Plan) -> NetworkModel:
+    """The network, with every host server on the host of its first worker."""
+    if not network.ranks_per_host:
+        return network
+    first = plan.roles.num_addresses - plan.num_hosts
+    guests = tuple((first + host, network.host_of(host * plan.ranks_per_host)) for host in range(plan.num_hosts))
+    return replace(network, guests=guests)
