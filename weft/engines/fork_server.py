@@ -130,6 +130,7 @@ class ForkServer:
             case "ready":
                 self._is_ready = True
             case "started":
+                self._codes.pop(message["pid"], None)  # of another process, long ago, that had the same number
                 self._running.add(message["pid"])
                 self._started.append((message["pid"], descriptors[0]))
             case "ended":
@@ -148,13 +149,16 @@ class ForkedRank:
         self.pid = pid
         self._server = server
         self._pidfd = pidfd
+        self._code: int | None = None
 
     def poll(self) -> int | None:
-        return self._server.code_of(self.pid) if _is_readable(self._pidfd, 0.0) else None
+        return self.wait() if self._code is not None or _is_readable(self._pidfd, 0.0) else None
 
     def wait(self) -> int:
-        _is_readable(self._pidfd, None)
-        return self._server.code_of(self.pid)
+        if self._code is None:
+            _is_readable(self._pidfd, None)
+            self._code = self._server.code_of(self.pid)
+        return self._code
 
     def send_signal(self, sig: int, /) -> None:
         with suppress(ProcessLookupError):
