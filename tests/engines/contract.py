@@ -34,7 +34,11 @@ def read_pids(pipe: Path, num_ranks: int) -> dict[int, int]:
 
 
 def is_running(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+    """Not one that waits for init to take note of its end, after the process that started it was killed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def wait_for_end(pid: int) -> None:

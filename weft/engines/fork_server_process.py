@@ -122,7 +122,19 @@ def become_rank(request: Request) -> NoReturn:
     _use_streams(*request.streams)
     _use_threads(int(request.environment["OMP_NUM_THREADS"]))
     _use_entropy()
-    _leave(be_rank(request.folder, int(request.environment["WEFT_RANK"])))
+    try:
+        code = be_rank(request.folder, int(request.environment["WEFT_RANK"]))
+    except SystemExit as error:
+        code = _code_of(error)
+    _leave(code)
+
+
+def _code_of(error: SystemExit) -> int:
+    """The exit code that Python gives to `sys.exit(...)`."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
 
 
 def _leave(code: int) -> NoReturn:
