@@ -50,13 +50,13 @@ def test_no_results_leave_no_table(script: ModuleType, tmp_path: Path) -> None:
 
 def test_only_what_is_between_the_markers_changes(script: ModuleType) -> None:
     readme = f"above\n{script.BEGIN}\nold\n{script.END}\nbelow\n"
-    assert script.with_tables(readme, "new\n") == f"above\n{script.BEGIN}\nnew\n{script.END}\nbelow\n"
+    assert script.with_tables("README.md", readme, "new\n") == f"above\n{script.BEGIN}\nnew\n{script.END}\nbelow\n"
 
 
 @pytest.mark.parametrize("readme", ["no markers", "<!-- table:end --><!-- table:begin -->"])
 def test_missing_markers_are_refused(script: ModuleType, readme: str) -> None:
     with pytest.raises(SystemExit, match="table:begin"):
-        script.with_tables(readme, "")
+        script.with_tables("README.md", readme, "")
 
 
 def test_a_stale_table_is_found(
@@ -65,10 +65,19 @@ def test_a_stale_table_is_found(
     monkeypatch.setattr(script, "ROOT", tmp_path)
     (tmp_path / "benchmarks" / "results").mkdir(parents=True)
     write_results(tmp_path / "benchmarks" / "results", "all_reduce", ROWS)
-    (tmp_path / "README.md").write_text(f"{script.BEGIN}\n{script.END}\n")
-    assert script.main(["--check"]) == 1 and "not those of benchmarks/results" in capsys.readouterr().out
+    (tmp_path / "docs").mkdir()
+    for page in ("README.md", "docs/measured.md"):
+        (tmp_path / page).write_text(f"{script.BEGIN}\n{script.END}\n")
+    assert script.main(["--check"]) == 1 and "(docs/measured.md)" in capsys.readouterr().out
     assert script.main([]) == 0
     assert script.main(["--check"]) == 0
+
+
+def test_the_readme_shows_few_figures_with_their_intervals(script: ModuleType, tmp_path: Path) -> None:
+    row = {"ranks": 2, "message": "16 MB", "weft, ms": 2.0, "gloo / weft (torch)": 5.5, "interval_of_it": [5.0, 6.0]}
+    write_results(tmp_path, "all_reduce", [{**row, "message": "10 kB"}, row])
+    *_, line, end = script.render_figures(tmp_path).split("\n")
+    assert "| 5.5 (5 to 6) | [all_reduce]" in line and end == ""
 
 
 def test_the_readme_shows_the_results_that_are_kept(script: ModuleType) -> None:

@@ -13,7 +13,7 @@ from tests.proving.test_lockstep import splits_of
 from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.consistency.parcel import Parcel
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
+from weft.distributed.virtual import run_virtual
 from weft.engines.rank_program import RankProgram
 from weft.errors import RankFailedError, UsageError
 from weft.metrics.convergence import Convergence

@@ -11,7 +11,6 @@ from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.faulty import FaultyGroup
 from weft.distributed.group.group import AbstractGroup, AbstractWork, DoneWork
 from weft.distributed.group.recording import RecordingGroup
-from weft.distributed.group.virtual import VirtualGroup
 from weft.distributed.mailbox.inbox import Ask
 from weft.distributed.mailbox.lost import LostWork
 from weft.distributed.mailbox.mailbox import FOREVER, JOINED, AbstractMailbox, AbstractReceive, Message, Sources, Tags
@@ -20,6 +19,7 @@ from weft.distributed.mailbox.reception import explain_deadline, explain_gone, e
 from weft.distributed.mailbox.virtual.room import MailRoom, MailWait, Pigeonhole
 from weft.distributed.mailbox.virtual.window import VirtualWindow
 from weft.distributed.mailbox.window import AbstractWindow, ChunkedWindow
+from weft.distributed.virtual import VirtualGroup
 from weft.errors import DeadlineError, UsageError
 
 __all__ = ["VirtualMailbox"]
@@ -33,7 +33,7 @@ class VirtualMailbox(AbstractMailbox):
     virtual time: a loop that only polls never ends; charge or wait in between.
 
     >>> import torch
-    >>> from weft.distributed.group.virtual import run_virtual
+    >>> from weft.distributed.virtual import run_virtual
     >>> def program(group):
     ...     mailbox = VirtualMailbox(group)
     ...     mailbox.await_peers({0, 1})
@@ -50,7 +50,7 @@ class VirtualMailbox(AbstractMailbox):
         virtual = _unwrap(group)
         self._clock = group.clock
         self._rank = virtual.cluster_rank
-        self._room = virtual.office.find_guest(MailRoom, MailRoom)
+        self._room = virtual.network.find_transport(MailRoom, MailRoom)
         self._hole: Pigeonhole = self._room.join(self._rank)
 
     @property

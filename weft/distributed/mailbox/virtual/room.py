@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import final
 
-from weft.distributed.group.virtual import AbstractGuest, AbstractWait, PostOffice, Span
 from weft.distributed.mailbox.inbox import Ask, Inbox
 from weft.distributed.mailbox.mailbox import JOINED, LEFT, Message
 from weft.distributed.mailbox.window import ChunkedWindow
+from weft.distributed.virtual import AbstractTransport, AbstractWait, TraceEvent, VirtualNetwork
 from weft.errors import UsageError
 
 __all__ = ["MailRoom", "MailWait", "Pigeonhole"]
@@ -47,10 +47,10 @@ class Pigeonhole:
 
 
 @final
-class MailRoom(AbstractGuest):
+class MailRoom(AbstractTransport):
     """Time passes and ranks change only through the scheduler, so nothing here needs a lock."""
 
-    def __init__(self, office: PostOffice) -> None:
+    def __init__(self, office: VirtualNetwork) -> None:
         self.office = office
         self.scheduler = office.scheduler
         self.holes: dict[int, Pigeonhole] = {}
@@ -109,9 +109,9 @@ class MailRoom(AbstractGuest):
         self.holes[source].last_arrival[to] = received
         incarnation = self.holes[to].incarnation
         self.scheduler.at(received, to, partial(self.deliver, to, incarnation, message))
-        if self.office.spans is not None:
+        if self.office.trace is not None:
             began = self.scheduler.now
-            self.office.spans.append(Span(source, began, received, f"send {message.tag}", "network"))
+            self.office.trace.append(TraceEvent(source, began, received, f"send {message.tag}", "network"))
         return sent
 
     def deliver(self, to: int, incarnation: int, message: Message) -> None:
