@@ -168,7 +168,7 @@ def _check_ends(folder: Path, ends: Sequence[End], num_ranks: int, tolerance: To
 
 
 def _read_failures(folder: Path, ends: Sequence[End], tolerance: Tolerance) -> list[Failure]:
-    """What the ranks told of their failures, and what is known of those that could not tell."""
+    """Failures as the ranks told them, and as they are known of those that could not tell."""
     failures = []
     for end in ends:
         told = read_failure(folder, end.rank)

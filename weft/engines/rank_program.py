@@ -37,7 +37,7 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What every rank runs: `module:function` called with keyword arguments that JSON can hold."""
+    """The program of every rank: `module:function` called with keyword arguments that JSON can hold."""
 
     path: str
     arguments: dict[str, Any]

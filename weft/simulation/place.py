@@ -98,7 +98,7 @@ class VirtualPlace(AbstractPlace):
 
 
 def _end_run(rank: int, role: str) -> NoReturn:
-    """What is done by whoever started the processes, when one dies that no other can stand in for."""
+    """End the run, as whoever started the processes would, when one dies that no other can stand in for."""
     raise PeerLostError(f"rank {rank} is lost, and the run with it (rank {rank} was {role}); start again", rank)
 
 

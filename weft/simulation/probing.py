@@ -1,4 +1,4 @@
-"""What messages cost on the ranks at hand: inside a host, and over sockets."""
+"""The cost of messages on the ranks at hand: inside a host, and over sockets."""
 
 import socket
 import time
@@ -106,7 +106,7 @@ def _gather_hosts(group: AbstractGroup, launch: Launch) -> list[str]:
 
 
 def seconds_per_byte_reduced(num_repeats: int = 15) -> float:
-    """What adding one byte of a message to another costs this rank."""
+    """The seconds that adding one byte of a message to another takes."""
     total, other = torch.zeros(REDUCED_BYTES // 4), torch.ones(REDUCED_BYTES // 4)
     seconds = []
     for _ in range(num_repeats):

@@ -144,7 +144,7 @@ def simulate(
 
 @dataclass(frozen=True, kw_only=True)
 class _RankProgram:
-    """What every virtual rank runs: the recipe, at its own pace."""
+    """The program of every virtual rank: the recipe, at its own pace."""
 
     recipe: Recipe
     splits: Splits
@@ -212,7 +212,7 @@ def _with_idle(record: RunRecord, idle: Sequence[Sequence[float]]) -> RunRecord:
 
 
 def clock_rules(network: NetworkModel, compute: ComputeModel, stragglers: Sequence[Straggler] = ()) -> str:
-    """What the times of a simulated run mean, in words."""
+    """The meaning of the times of a simulated run, in words."""
     slow = f"; {', '.join(map(str, stragglers))}" if stragglers else ""
     inside = f" ({network.inside.alpha:g} s and {network.inside.beta:g} s/B inside a host)" if network.inside else ""
     return (

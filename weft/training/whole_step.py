@@ -16,7 +16,7 @@ __all__ = ["StepInOne", "step_in_one", "update_of"]
 
 @final
 class StepInOne:
-    """What an executor and an optimizer do in one step; a loss that is not finite changes no parameter."""
+    """A forward, backward and update in one program; a loss that is not finite changes no parameter."""
 
     def __init__(self, executor: AbstractExecutor, optimizer: AbstractOptimizer, whole: WholeStep) -> None:
         self._parts = executor, optimizer
