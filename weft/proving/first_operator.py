@@ -20,7 +20,7 @@ from weft.graph import (
     inference_step,
     training_step,
 )
-from weft.graph.structure import pick
+from weft.graph.ir.pytree import flatten_as
 from weft.proving.recorded_run import Piece, cast_state
 from weft.specs import Batch
 from weft.training.build import EXECUTORS
@@ -64,7 +64,7 @@ class _Side:
 
 def _inputs(graph: Graph, state: State, batch: Batch) -> list[Tensor]:
     tensors, data = _plain(state, batch)
-    return pick(graph.arguments, {"state": tensors, "batch": data}, len(graph.placeholders))
+    return flatten_as(graph.arguments, {"state": tensors, "batch": data}, len(graph.placeholders))
 
 
 def _plain(state: State, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -11,9 +11,9 @@ from typing import Any
 
 from weft.distributed.group.faulty import Fault
 from weft.distributed.group.group import AbstractGroup
-from weft.distributed.group.virtual import TEN_GIGABIT, Span, run_virtual
 from weft.distributed.place.topology import algorithm_of
 from weft.distributed.realise import RunSpec, realise
+from weft.distributed.virtual import TEN_GIGABIT, TraceEvent, run_virtual
 from weft.errors import PeerLostError, TrainingError, UsageError
 from weft.planning.network import NetworkModel
 from weft.records.record import RunRecord
@@ -53,7 +53,7 @@ class Simulation:
     num_events: int
     real_seconds: float
     idle_shares: tuple[float, ...]  # of each rank's time in training, a mean over the seeds; nan of one that died
-    trace: tuple[Span, ...] = ()
+    trace: tuple[TraceEvent, ...] = ()
 
     @property
     def events_per_second(self) -> float:

@@ -6,7 +6,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from weft.graph import AbstractExecutor, GraphExecutor, State, Update, WholeStep
+from weft.graph import AbstractExecutor, GraphExecutor, State, UpdateFunction, WholeStep
 from weft.specs import Batch
 from weft.training.gradients import clip_by_norm
 from weft.training.optimizers import AbstractOptimizer, AbstractRule, Optimizer, OptimizerState, Shared
@@ -57,7 +57,7 @@ def step_in_one(
     return None if whole is None else StepInOne(executor, optimizer, whole)
 
 
-def update_of(rule: AbstractRule, clip_norm: float | None) -> Update:
+def update_of(rule: AbstractRule, clip_norm: float | None) -> UpdateFunction:
     """A rule over all parameters as a pure function; memory is `{"step", "slots"}`, settings are `{"lr"}`."""
 
     def update(

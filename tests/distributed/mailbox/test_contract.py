@@ -8,8 +8,8 @@ import pytest
 from tests.distributed.mailbox import contract
 from tests.distributed.mailbox.broken import FAULTS, BrokenMailbox
 from tests.distributed.mailbox.peers import Wrap, run_in_virtual_time, run_local, run_sockets
-from weft.distributed.group.virtual import die
 from weft.distributed.mailbox import FaultyMailbox, LocalTransport, RecordingMailbox
+from weft.distributed.virtual import die
 from weft.errors import DeadlineError, UsageError
 
 KINDS: dict[str, contract.Runner] = {

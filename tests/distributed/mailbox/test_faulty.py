@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from weft.distributed.group import AbstractGroup, Delay, Drop, Kill, SlowLink, SlowRank
-from weft.distributed.group.virtual import VirtualResult, die, run_virtual
 from weft.distributed.mailbox import LEFT, AbstractMailbox, Duplicate, FaultyMailbox, MailFault, VirtualMailbox
+from weft.distributed.virtual import VirtualResult, die, run_virtual
 from weft.planning.cluster import Link
 from weft.planning.network import NetworkModel
 

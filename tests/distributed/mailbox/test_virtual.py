@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from weft.distributed.group import AbstractGroup, RecordingGroup, SoloGroup
-from weft.distributed.group.virtual import die, run_virtual
 from weft.distributed.mailbox import JOINED, LEFT, VirtualMailbox
+from weft.distributed.virtual import die, run_virtual
 from weft.errors import PeerLostError, TrainingError, UsageError
 from weft.planning.cluster import Link
 from weft.planning.network import NetworkModel

@@ -12,11 +12,11 @@ from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.faulty import FaultyGroup
 from weft.distributed.group.group import AbstractGroup, AbstractWork
 from weft.distributed.group.recording import RecordingGroup
-from weft.distributed.group.virtual import AbstractGuest, AbstractWait, PostOffice, Span, VirtualGroup
 from weft.distributed.mailbox.endpoint import AbstractEndpoint, lost_send
 from weft.distributed.mailbox.inbox import ReceiveRequest
 from weft.distributed.mailbox.mailbox import FOREVER, JOINED, Message
 from weft.distributed.mailbox.receiver import AbstractMonitor, Awaited, Receiver, Roster
+from weft.distributed.virtual import AbstractTransport, AbstractWait, TraceEvent, VirtualGroup, VirtualNetwork
 from weft.errors import UsageError
 
 __all__ = ["VirtualMailbox"]
@@ -30,7 +30,7 @@ class VirtualMailbox(AbstractEndpoint):
     virtual time: a loop that only polls never ends; charge or wait in between.
 
     >>> import torch
-    >>> from weft.distributed.group.virtual import run_virtual
+    >>> from weft.distributed.virtual import run_virtual
     >>> def program(group):
     ...     mailbox = VirtualMailbox(group)
     ...     mailbox.await_peers({0, 1})
@@ -45,7 +45,7 @@ class VirtualMailbox(AbstractEndpoint):
 
     def __init__(self, group: AbstractGroup) -> None:
         virtual = _unwrap(group)
-        self._transport = virtual.office.find_guest(_VirtualTransport, _VirtualTransport)
+        self._transport = virtual.network.find_transport(_VirtualTransport, _VirtualTransport)
         super().__init__(self._transport.join(virtual.cluster_rank, group.clock))
 
     def _transmit(self, to: int, tag: str, header: bytes, tensors: tuple[Tensor, ...]) -> AbstractWork:
@@ -62,15 +62,15 @@ class VirtualMailbox(AbstractEndpoint):
 
 
 @final
-class _VirtualTransport(AbstractGuest):
+class _VirtualTransport(AbstractTransport):
     """Carries messages between the mailboxes of one virtual cluster, and the news of who joins and leaves.
 
     Time passes and ranks change only through the scheduler, so nothing here needs a lock.
     """
 
-    def __init__(self, office: PostOffice) -> None:
-        self._office = office
-        self._scheduler = office.scheduler
+    def __init__(self, network: VirtualNetwork) -> None:
+        self._network = network
+        self._scheduler = network.scheduler
         self._roster = Roster()
         self._receivers: dict[int, Receiver] = {}
         self._returned_as: dict[int, int] = {}  # incarnation -> the next one of the same rank
@@ -87,7 +87,7 @@ class _VirtualTransport(AbstractGuest):
             if receiver.follows:  # told after the last message of the incarnation before, and the news of its end
                 moment = max(self._scheduler.now, self._roster.last_arrivals.get((rank, other), 0.0))
                 self._scheduler.at(moment, other, partial(self._deliver, receiver, joined))
-        monitor = _VirtualMonitor(self._office, rank, clock)
+        monitor = _VirtualMonitor(self._network, rank, clock)
         self._receivers[rank] = Receiver(rank, incarnation, monitor=monitor, roster=self._roster)
         self._wake_those_who_await(rank)
         return self._receivers[rank]
@@ -110,7 +110,7 @@ class _VirtualTransport(AbstractGuest):
         self._wake_those_who_await(rank)
 
     def _wake_those_who_await(self, rank: int) -> None:
-        for waiting, wait in self._office.waits.items():
+        for waiting, wait in self._network.waits.items():
             if isinstance(wait, _MailboxWait) and rank in wait.peers:
                 self._scheduler.resume(waiting)
 
@@ -124,13 +124,13 @@ class _VirtualTransport(AbstractGuest):
     def send(self, to: int, message: Message, num_bytes: int) -> "_VirtualSend":
         """Put a message on its way."""
         source = message.source
-        sent, received = self._office.book(source, to, num_bytes)
+        sent, received = self._network.book(source, to, num_bytes)
         self._roster.last_arrivals[source, to] = received
         self._scheduler.at(received, to, partial(self._deliver, self._receivers[to], message))
-        if self._office.spans is not None:
-            span = Span(source, self._scheduler.now, received, f"send {message.tag}", "network")
-            self._office.spans.append(span)
-        return _VirtualSend(self._office, source, sent)
+        if self._network.trace is not None:
+            event = TraceEvent(source, self._scheduler.now, received, f"send {message.tag}", "network")
+            self._network.trace.append(event)
+        return _VirtualSend(self._network, source, sent)
 
     def _deliver(self, receiver: Receiver, message: Message) -> None:
         """A message has arrived; one for an earlier incarnation of the peer is refused."""
@@ -169,11 +169,11 @@ class _MailboxWait(AbstractWait):
 class _VirtualMonitor(AbstractMonitor):
     """Parks the rank that waits. One rank runs at a time, so there is nothing to lock."""
 
-    def __init__(self, office: PostOffice, rank: int, clock: AbstractClock) -> None:
+    def __init__(self, network: VirtualNetwork, rank: int, clock: AbstractClock) -> None:
         self.lock = nullcontext()
         self.clock = clock
-        self._office = office
-        self._scheduler = office.scheduler
+        self._network = network
+        self._scheduler = network.scheduler
         self._rank = rank
 
     def check(self) -> None:
@@ -185,15 +185,15 @@ class _VirtualMonitor(AbstractMonitor):
         if FOREVER > deadline > self._scheduler.now and not is_over():
             self._scheduler.at(deadline, self._rank, partial(self._expire, wait))
         while not is_over() and self._scheduler.now < deadline:
-            self._office.park(self._rank, wait)
+            self._network.park(self._rank, wait)
 
     def notify(self, requests: Collection[ReceiveRequest] = ()) -> None:
-        wait = self._office.waits.get(self._rank)
+        wait = self._network.waits.get(self._rank)
         if isinstance(wait, _MailboxWait) and wait.request in requests:
             self._scheduler.resume(self._rank)
 
     def _expire(self, wait: _MailboxWait) -> None:
-        if self._office.waits.get(self._rank) is wait:
+        if self._network.waits.get(self._rank) is wait:
             self._scheduler.resume(self._rank)
 
 
@@ -201,8 +201,8 @@ class _VirtualMonitor(AbstractMonitor):
 class _VirtualSend(AbstractWork):
     """Done when the last byte has left."""
 
-    def __init__(self, office: PostOffice, rank: int, done_at: float) -> None:
-        self._scheduler = office.scheduler
+    def __init__(self, network: VirtualNetwork, rank: int, done_at: float) -> None:
+        self._scheduler = network.scheduler
         self._rank = rank
         self._done_at = done_at
 

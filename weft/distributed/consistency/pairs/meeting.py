@@ -22,7 +22,7 @@ from weft.distributed.consistency.pairs.journal import Script
 from weft.distributed.consistency.pairs.post import Post
 from weft.distributed.consistency.pairs.protocol import Tag, desk_address
 from weft.distributed.consistency.pairs.slot import Weights
-from weft.distributed.group.calls import Graph
+from weft.distributed.group.calls import NeighbourGraph
 from weft.errors import PeerLostError
 from weft.planning.gossip_graphs import Split
 
@@ -112,7 +112,7 @@ class MixMeeting(AbstractMeeting):
     column need not.
     """
 
-    def __init__(self, post: Post, graph: Graph) -> None:
+    def __init__(self, post: Post, graph: NeighbourGraph) -> None:
         super().__init__(post)
         self._hears = graph[post.rank]
         self._is_heard_by = [rank for rank, heard in enumerate(graph) if post.rank in heard]
