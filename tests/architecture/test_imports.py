@@ -46,8 +46,6 @@ ALLOWED: Mapping[str, set[str]] = {
 }
 MAY_IMPORT_TORCH_DISTRIBUTED = {"distributed", "engines"}
 
-# Folders whose files and sub-folders still import in rings. Nothing is to be added.
-STILL_IN_RINGS = {"weft.graph", "weft.graph.onnx", "weft.distributed", "weft.distributed.mailbox"}
 FILES = "its own files"
 
 
@@ -120,7 +118,7 @@ def find_rings(source: Path) -> list[str]:
     return [ring for graph in (between_modules, between_rooms) if (ring := _find_ring(graph))]
 
 
-def find_rings_in_folders(source: Path, exempt: Collection[str] = ()) -> list[str]:
+def find_rings_in_folders(source: Path) -> list[str]:
     """The first ring in each folder below the root, between its sub-folders and its own files, which count as one.
 
     The `__init__` of the folder is left out: it gathers names and is imported by nobody inside (see `find_rings`).
@@ -135,7 +133,7 @@ def find_rings_in_folders(source: Path, exempt: Collection[str] = ()) -> list[st
                 ends = [_part_of(folder, module, packages) for module in (found.importer, target)]
                 if ends[0] != ends[1]:
                     graphs.setdefault(folder, {}).setdefault(ends[0], set()).add(ends[1])
-    rings = {folder: _find_ring(graph) for folder, graph in sorted(graphs.items()) if folder not in exempt}
+    rings = {folder: _find_ring(graph) for folder, graph in sorted(graphs.items())}
     return [f"{folder}: {ring}" for folder, ring in rings.items() if ring]
 
 
@@ -151,6 +149,21 @@ def _find_ring(graph: Mapping[str, set[str]]) -> str:
     except CycleError as error:
         return " -> ".join(reversed(error.args[1]))
     return ""
+
+
+def draw_rooms(allowed: Mapping[str, set[str]]) -> str:
+    """Every room with the rooms that it imports, those left out that another of them imports; the uppermost first."""
+    order = list(TopologicalSorter(allowed).static_order())[::-1]
+    lines = []
+    for room in order:
+        direct = [other for other in order if other in allowed[room] and not _is_behind(other, room, allowed)]
+        lines.append(f"{room:14}-> {', '.join(direct)}" if direct else room)
+    return "\n".join(lines)
+
+
+def _is_behind(room: str, importer: str, allowed: Mapping[str, set[str]]) -> bool:
+    """Whether another room that the importer may import may import this one."""
+    return any(room in allowed[other] for other in allowed[importer] if other != room)
 
 
 def find_torch_distributed(source: Path, allowed_rooms: set[str]) -> list[str]:
@@ -191,16 +204,22 @@ def test_no_module_and_no_room_is_part_of_a_ring() -> None:
 
 
 def test_no_folder_has_a_ring_between_its_parts() -> None:
-    assert find_rings_in_folders(SOURCE, STILL_IN_RINGS) == []
-
-
-def test_folders_that_are_exempt_have_a_ring() -> None:
-    found = {ring.partition(":")[0] for ring in find_rings_in_folders(SOURCE)}
-    assert found >= STILL_IN_RINGS, "take those out of the list that have none any more"
+    assert find_rings_in_folders(SOURCE) == []
 
 
 def test_the_table_itself_has_no_ring() -> None:
     assert _find_ring(ALLOWED) == ""
+
+
+def test_the_readme_draws_the_table() -> None:
+    readme = (SOURCE.parent / "README.md").read_text(encoding="utf-8")
+    drawn = readme.partition("<!-- rooms:begin -->\n```\n")[2].partition("\n```\n<!-- rooms:end -->")[0]
+    rooms = {room: others - {"weft"} for room, others in ALLOWED.items() if room not in ("weft", "__main__")}
+    assert drawn == draw_rooms(rooms), "README.md: write what draw_rooms(...) returns between the markers"
+
+
+def test_a_room_behind_another_is_not_drawn_twice() -> None:
+    assert draw_rooms({"a": set(), "b": {"a"}, "c": {"a", "b"}}) == "c             -> b\nb             -> a\na"
 
 
 def test_only_two_rooms_know_torch_distributed() -> None:
@@ -262,7 +281,6 @@ def test_a_ring_of_a_folders_files_and_a_sub_folder_is_found_at_every_depth(tmp_
     assert find_rings(source) == []
     (ring,) = find_rings_in_folders(source)
     assert ring.startswith("pkg.a.b: ") and "c" in ring and FILES in ring
-    assert find_rings_in_folders(source, {"pkg.a.b"}) == []
 
 
 def test_a_folder_may_gather_the_names_of_its_sub_folders(tmp_path: Path) -> None:
