@@ -9,7 +9,7 @@ import asyncio
 import errno
 import socket
 import time
-from typing import NamedTuple, final
+from typing import final
 
 from weft.distributed.mailbox.sockets.connections import Connections
 from weft.distributed.mailbox.sockets.directory import AbstractDirectory, Member
@@ -24,7 +24,7 @@ from weft.distributed.mailbox.sockets.handshake import (
 )
 from weft.errors import UsageError
 
-__all__ = ["Acceptor", "Entry", "connect_all", "find_earlier"]
+__all__ = ["Acceptor", "connect_all", "find_earlier"]
 
 HANDSHAKE_SECONDS = 5.0
 MAX_HANDSHAKES = 256  # at once
@@ -98,25 +98,18 @@ class Acceptor:
             raise RefusedError("late")
 
 
-class Entry(NamedTuple):
-    """An incarnation of a peer, by its number in the directory."""
-
-    number: int
-    member: Member
-
-
-def find_earlier(directory: AbstractDirectory, address: int, incarnation: int) -> list[Entry]:
-    """The last entry before this incarnation of every other peer, unless it has left."""
-    last: dict[int, Entry] = {}
+def find_earlier(directory: AbstractDirectory, address: int, incarnation: int) -> dict[int, Member]:
+    """The last entry before this incarnation of every other peer, unless it has left; by number."""
+    last: dict[int, tuple[int, Member]] = {}
     for number in range(incarnation):
         member = directory.read(number)
         if member is not None:
-            last[member.address] = Entry(number, member)
+            last[member.address] = (number, member)
     last.pop(address, None)
-    return [entry for entry in last.values() if not entry.member.has_left]
+    return {number: member for number, member in last.values() if not member.has_left}
 
 
-async def connect_all(entries: list[Entry], connections: Connections) -> None:
+async def connect_all(members: dict[int, Member], connections: Connections) -> None:
     """Call all at once. Those who do not answer are called again, after a while in the background.
 
     Raises:
@@ -124,7 +117,7 @@ async def connect_all(entries: list[Entry], connections: Connections) -> None:
     """
     patience = min(connections.settings.timeout, HANDSHAKE_SECONDS)
     until = time.monotonic() + patience
-    tasks = [asyncio.create_task(_reach(entry, connections, until)) for entry in entries]
+    tasks = [asyncio.create_task(_reach(*item, connections, until)) for item in members.items()]
     if not tasks:
         return
 
@@ -139,19 +132,19 @@ async def connect_all(entries: list[Entry], connections: Connections) -> None:
         task.result()
 
 
-async def _reach(entry: Entry, connections: Connections, until: float) -> None:
+async def _reach(number: int, member: Member, connections: Connections, until: float) -> None:
     """Call until it has answered or is known to have gone; after `until` less and less often."""
     pause = RETRY_SECONDS
-    while not await _call(entry, connections):
+    while not await _call(number, member, connections):
         await asyncio.sleep(pause)
         if time.monotonic() > until:
             pause = min(2 * pause, connections.settings.timeout)
 
 
-async def _call(entry: Entry, connections: Connections) -> bool:
+async def _call(number: int, member: Member, connections: Connections) -> bool:
     """Call once; whether there is nothing more to be done."""
-    me, settings, member = connections.receiver, connections.settings, entry.member
-    if connections.find_latest(member.address) >= entry.number:  # a later incarnation has called
+    me, settings = connections.receiver, connections.settings
+    if connections.find_latest(member.address) >= number:  # a later incarnation has called
         return True
     try:
         async with asyncio.timeout(settings.timeout):
@@ -160,7 +153,7 @@ async def _call(entry: Entry, connections: Connections) -> bool:
         return False
     except OSError:
         return True
-    hello = Hello(me.address, me.incarnation, member.address, entry.number, settings.signs_bodies)
+    hello = Hello(me.address, me.incarnation, member.address, number, settings.signs_bodies)
     is_taken = False
     try:
         session = await start_handshake(connection, hello, settings.secret, settings.timeout)

@@ -9,7 +9,8 @@ from typing import Any, final
 from weft.distributed.mailbox.receiver import Receiver
 from weft.distributed.mailbox.sockets.connection import Connection
 from weft.distributed.mailbox.sockets.connections import Connections, ConnectionSettings
-from weft.distributed.mailbox.sockets.joining import Acceptor, Entry, connect_all
+from weft.distributed.mailbox.sockets.directory import Member
+from weft.distributed.mailbox.sockets.joining import Acceptor, connect_all
 from weft.distributed.mailbox.sockets.shared_bodies import SharedBodies
 
 __all__ = ["SocketTransport"]
@@ -36,9 +37,9 @@ class SocketTransport:
     def start(self) -> None:
         self._thread.start()
 
-    def connect_all(self, entries: list[Entry]) -> None:
+    def connect_all(self, members: dict[int, Member]) -> None:
         """Returns when each of them has answered or has gone, or after a while. Raises as `joining.connect_all`."""
-        asyncio.run_coroutine_threadsafe(connect_all(entries, self._connections), self._loop).result()
+        asyncio.run_coroutine_threadsafe(connect_all(members, self._connections), self._loop).result()
 
     def find(self, peer: int) -> Connection | None:
         return self._connections.find(peer)
