@@ -27,7 +27,8 @@ Scope = Literal["element", "layer"]
 
 @dataclass(frozen=True)
 class Shared:
-    """Learning rate and step, which all parameters share: both are float64 scalars, so that no precision is lost before they are used.
+    """Learning rate and step, which all parameters share. Both are float64 scalars, so that no precision is lost before
+    they are used.
 
     `step` counts the updates of the whole, 1 in the first. torch.optim counts for each parameter alone, which differs
     only for a parameter whose gradient comes and goes.
