@@ -12,7 +12,7 @@ from weft.distributed.collectives import choose, probe
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.place import Launch, find_launch, open_group
 from weft.engines.local import run_ranks
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.errors import UsageError
 from weft.planning.cluster import ClusterSpec
 from weft.planning.collective_cost import AllReduceAlgorithm, all_reduce_cost, estimate
@@ -51,7 +51,7 @@ def probe_cluster(num_ranks: int = 2) -> ClusterProbe | None:
         return _from_json(found) if launch.rank == 0 else None
     if num_ranks < 2:
         raise UsageError(f"a probe needs two ranks (ranks: {num_ranks}); run it with --workers 2 or more")
-    return _from_json(run_ranks(Program("weft.simulation.probing:probe_rank", {}), num_ranks)[0])
+    return _from_json(run_ranks(RankProgram("weft.simulation.probing:probe_rank", {}), num_ranks)[0])
 
 
 def probe_rank() -> dict[str, Any]:

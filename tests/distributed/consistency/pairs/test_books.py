@@ -8,7 +8,7 @@ from weft.distributed.consistency.pairs.desk import keep_desk
 from weft.distributed.consistency.pairs.protocol import Letter, Tag
 from weft.distributed.consistency.pairs.slot import Slot
 from weft.distributed.consistency.server.protocol import MalformedError
-from weft.distributed.mailbox import LocalPost, Message
+from weft.distributed.mailbox import LocalTransport, Message
 
 
 def message(source: int, tag: str, *, value: float | None = None, run: int = 0, **header: object) -> Message:
@@ -66,7 +66,7 @@ def test_what_makes_no_sense_is_refused(wrong: Message) -> None:
 
 
 def test_a_desk_counts_what_it_refuses_and_ends_with_its_worker() -> None:
-    post = LocalPost()
+    post = LocalTransport()
     desk, worker, other, stranger = (post.open(address) for address in (3, 1, 0, 9))
     desk.follow_peers()
     stranger.send(3, Tag.ASK, {"run": 0, "turn": 0})

@@ -1,4 +1,4 @@
-"""Bodies lent through shared memory: what is read is what was sent, also by a peer that slept meanwhile."""
+"""Bodies in shared memory: what is read is what was sent, also by a peer that slept meanwhile."""
 
 import socket
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.distributed.mailbox.sockets.by_hand import make_receiver
 from weft.distributed.mailbox import Message
-from weft.distributed.mailbox.reception import Reception
-from weft.distributed.mailbox.sockets.handshake import Keys
-from weft.distributed.mailbox.sockets.link import Link, LinkEndedError, Session
-from weft.distributed.mailbox.sockets.memory import SharedBodies
+from weft.distributed.mailbox.sockets.connection import Connection, ConnectionEndedError
+from weft.distributed.mailbox.sockets.handshake import Session
+from weft.distributed.mailbox.sockets.shared_bodies import SharedBodies
 from weft.errors import DeadlineError, PeerLostError, UsageError
 
 SIZE = 20_000
@@ -22,19 +22,19 @@ class Pair:
 
     def __init__(self) -> None:
         self.bodies = [SharedBodies(lambda number: self.bodies[number].invitation) for _ in range(2)]
-        self.receptions = [Reception(address, address) for address in range(2)]
-        keys = [Keys(bytes(32), bytes(range(32))), Keys(bytes(range(32)), bytes(32))]
+        self.receivers = [make_receiver(address, address) for address in range(2)]
+        keys = [(bytes(32), bytes(range(32))), (bytes(range(32)), bytes(32))]
         ends = socket.socketpair()
         for me in range(2):
-            assert self.bodies[me].meet(1 - me)
+            assert self.bodies[me].attach(1 - me)
         self.sender, self.receiver = (
-            Link(
+            Connection(
                 ends[me],
-                Session(1 - me, 1 - me, keys[me], signs_bodies=False),
-                self.receptions[me],
+                Session(1 - me, 1 - me, *keys[me], signs_bodies=False),
+                self.receivers[me],
                 max_bytes=10**9,
                 bodies=self.bodies[me],
-                wake=lambda: None,
+                on_blocked=lambda _: None,
             )
             for me in range(2)
         )
@@ -44,7 +44,7 @@ class Pair:
 
     def poll(self) -> Message | None:
         try:
-            return self.receptions[1].start_receive("push", None, None).wait(0.0)
+            return self.receivers[1].start_receive("push", None, None).wait(0.0)
         except DeadlineError:
             return None
 
@@ -63,7 +63,7 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize("is_in_place", [False, True])
-def test_what_was_taken_back_is_not_delivered(pair: Pair, is_in_place: bool) -> None:
+def test_a_revoked_block_is_not_delivered(pair: Pair, is_in_place: bool) -> None:
     """Once, a peer that was stopped until the sender gave it up took the next owner's bytes for the message's."""
     tensor = (pair.empty() if is_in_place else torch.empty(SIZE)).fill_(1.0)
     work = pair.sender.send_message("push", b"{}", (tensor,))
@@ -74,7 +74,7 @@ def test_what_was_taken_back_is_not_delivered(pair: Pair, is_in_place: bool) -> 
         tensor.fill_(7.0)
     else:
         pair.empty().fill_(7.0)  # where the copy was
-    with pytest.raises(LinkEndedError, match="it has given this peer up"):
+    with pytest.raises(ConnectionEndedError, match="it has given this peer up"):
         pair.receiver.read()
     assert pair.poll() is None
 
@@ -86,11 +86,11 @@ def test_a_message_that_cannot_be_sent_keeps_no_memory(pair: Pair) -> None:
     assert pair.empty().data_ptr() == place
 
 
-def test_the_last_words_of_one_that_closes_can_still_be_read(pair: Pair) -> None:
+def test_the_last_messages_of_a_mailbox_that_closes_can_still_be_read(pair: Pair) -> None:
     pair.sender.send_message("push", b"{}", (torch.ones(SIZE),))
     pair.sender.close("this mailbox has closed", is_last=True)
     pair.empty().fill_(7.0)
-    with pytest.raises(LinkEndedError, match="it died"):
+    with pytest.raises(ConnectionEndedError, match="it died"):
         pair.receiver.read()
     message = pair.poll()
     assert message is not None

@@ -4,18 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from weft.engines.program import INTERRUPTED, Program, has_result, read_failure, read_result, run_rank
+from weft.engines.rank_process import run_rank
+from weft.engines.rank_program import INTERRUPTED, RankProgram, has_result, read_failure, read_result
 
 
 def run(folder: Path, path: str, **arguments: object) -> int:
-    Program(path, arguments).write(folder)
+    RankProgram(path, arguments).write(folder)
     return run_rank(folder, 0)
 
 
 def test_a_program_survives_its_file(tmp_path: Path) -> None:
-    program = Program("math:hypot", {"x": [1, 2.5, None, "é"]})
+    program = RankProgram("math:hypot", {"x": [1, 2.5, None, "é"]})
     program.write(tmp_path)
-    assert Program.read(tmp_path) == program
+    assert RankProgram.read(tmp_path) == program
 
 
 def test_the_result_is_left_in_the_folder(tmp_path: Path) -> None:
@@ -48,7 +49,8 @@ def test_a_result_that_json_cannot_hold_is_a_failure(tmp_path: Path) -> None:
 def test_a_witness_is_told_from_a_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, exit_code: int, is_witness: bool
 ) -> None:
-    monkeypatch.setenv("WEFT_RANK", "0")
+    for name, value in {"WEFT_RANK": "0", "WEFT_SIZE": "2", "WEFT_MEETING": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
     rank = 1 if error == "lost" else 0
     assert run(tmp_path, "tests.processes.plain:fail", rank=rank, how=error) == exit_code
     failure = read_failure(tmp_path, 0)
