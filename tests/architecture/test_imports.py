@@ -46,8 +46,6 @@ ALLOWED: Mapping[str, set[str]] = {
 }
 MAY_IMPORT_TORCH_DISTRIBUTED = {"distributed", "engines"}
 
-# Folders whose files and sub-folders still import in rings. Nothing is to be added.
-STILL_IN_RINGS = {"weft.distributed", "weft.distributed.mailbox"}
 FILES = "its own files"
 
 
@@ -120,7 +118,7 @@ def find_rings(source: Path) -> list[str]:
     return [ring for graph in (between_modules, between_rooms) if (ring := _find_ring(graph))]
 
 
-def find_rings_in_folders(source: Path, exempt: Collection[str] = ()) -> list[str]:
+def find_rings_in_folders(source: Path) -> list[str]:
     """The first ring in each folder below the root, between its sub-folders and its own files, which count as one.
 
     The `__init__` of the folder is left out: it gathers names and is imported by nobody inside (see `find_rings`).
@@ -135,7 +133,7 @@ def find_rings_in_folders(source: Path, exempt: Collection[str] = ()) -> list[st
                 ends = [_part_of(folder, module, packages) for module in (found.importer, target)]
                 if ends[0] != ends[1]:
                     graphs.setdefault(folder, {}).setdefault(ends[0], set()).add(ends[1])
-    rings = {folder: _find_ring(graph) for folder, graph in sorted(graphs.items()) if folder not in exempt}
+    rings = {folder: _find_ring(graph) for folder, graph in sorted(graphs.items())}
     return [f"{folder}: {ring}" for folder, ring in rings.items() if ring]
 
 
@@ -191,12 +189,7 @@ def test_no_module_and_no_room_is_part_of_a_ring() -> None:
 
 
 def test_no_folder_has_a_ring_between_its_parts() -> None:
-    assert find_rings_in_folders(SOURCE, STILL_IN_RINGS) == []
-
-
-def test_folders_that_are_exempt_have_a_ring() -> None:
-    found = {ring.partition(":")[0] for ring in find_rings_in_folders(SOURCE)}
-    assert found >= STILL_IN_RINGS, "take those out of the list that have none any more"
+    assert find_rings_in_folders(SOURCE) == []
 
 
 def test_the_table_itself_has_no_ring() -> None:
@@ -262,7 +255,6 @@ def test_a_ring_of_a_folders_files_and_a_sub_folder_is_found_at_every_depth(tmp_
     assert find_rings(source) == []
     (ring,) = find_rings_in_folders(source)
     assert ring.startswith("pkg.a.b: ") and "c" in ring and FILES in ring
-    assert find_rings_in_folders(source, {"pkg.a.b"}) == []
 
 
 def test_a_folder_may_gather_the_names_of_its_sub_folders(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import final
 
-from weft.distributed.secret import SECRET_VARIABLE, find_secret
+from weft.distributed.mailbox.secret import SECRET_VARIABLE, find_secret
 from weft.engines.engine import STRICT, AbstractRanks, End, Tolerance
 from weft.engines.guarded_rank import read_end
 from weft.engines.rank_program import has_result, read_process

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from weft.distributed.secret import make_secret, write_secret
+from weft.distributed.mailbox.secret import make_secret, write_secret
 from weft.engines.rank_program import (
     INTERRUPTED,
     Failure,

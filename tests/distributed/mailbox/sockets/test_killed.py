@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, MailboxKind, open_mailbox
-from weft.distributed.secret import make_secret, write_secret
+from weft.distributed.mailbox.secret import make_secret, write_secret
 from weft.errors import PeerLostError
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.distributed.secret import SECRET_VARIABLE, find_secret, make_secret, write_secret
+from weft.distributed.mailbox.secret import SECRET_VARIABLE, find_secret, make_secret, write_secret
 from weft.errors import UsageError
 
 
