@@ -151,6 +151,21 @@ def _find_ring(graph: Mapping[str, set[str]]) -> str:
     return ""
 
 
+def draw_rooms(allowed: Mapping[str, set[str]]) -> str:
+    """Every room with the rooms that it imports, those left out that another of them imports; the uppermost first."""
+    order = list(TopologicalSorter(allowed).static_order())[::-1]
+    lines = []
+    for room in order:
+        direct = [other for other in order if other in allowed[room] and not _is_behind(other, room, allowed)]
+        lines.append(f"{room:14}-> {', '.join(direct)}" if direct else room)
+    return "\n".join(lines)
+
+
+def _is_behind(room: str, importer: str, allowed: Mapping[str, set[str]]) -> bool:
+    """Whether another room that the importer may import may import this one."""
+    return any(room in allowed[other] for other in allowed[importer] if other != room)
+
+
 def find_torch_distributed(source: Path, allowed_rooms: set[str]) -> list[str]:
     """Imports of torch.distributed, and uses of it through `torch`, outside the rooms that may."""
     offenders = []
@@ -194,6 +209,17 @@ def test_no_folder_has_a_ring_between_its_parts() -> None:
 
 def test_the_table_itself_has_no_ring() -> None:
     assert _find_ring(ALLOWED) == ""
+
+
+def test_the_readme_draws_the_table() -> None:
+    readme = (SOURCE.parent / "README.md").read_text(encoding="utf-8")
+    drawn = readme.partition("<!-- rooms:begin -->\n```\n")[2].partition("\n```\n<!-- rooms:end -->")[0]
+    rooms = {room: others - {"weft"} for room, others in ALLOWED.items() if room not in ("weft", "__main__")}
+    assert drawn == draw_rooms(rooms), "README.md: write what draw_rooms(...) returns between the markers"
+
+
+def test_a_room_behind_another_is_not_drawn_twice() -> None:
+    assert draw_rooms({"a": set(), "b": {"a"}, "c": {"a", "b"}}) == "c             -> b\nb             -> a\na"
 
 
 def test_only_two_rooms_know_torch_distributed() -> None:
