@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from benchmarks.steps.cases import CASES, loss_of
 from weft.atomic import write_json
 from weft.graph import capture, training_step
-from weft.graph.structure import fill, flatten
+from weft.graph.ir.pytree import flatten, unflatten
 from weft.metrics.statistics import summarise
 from weft.records.machine import describe_machine, describe_source, describe_versions
 
@@ -127,7 +127,7 @@ def _make_fx(step: Any, state: Any, batch: Any) -> Any:
     leaves, arguments = flatten({"state": state, "batch": batch})
 
     def flat_step(*tensors: Tensor) -> list[Tensor]:
-        given = fill(arguments, tensors)
+        given = unflatten(arguments, tensors)
         outputs, new_state = step(given["state"], given["batch"])
         return flatten({"outputs": outputs, "state": new_state})[0]
 

@@ -28,7 +28,7 @@ from weft.atomic import write_json
 from weft.distributed.consistency.server import ServedReplicas, settings_of
 from weft.distributed.place import Launch, find_launch, open_group, open_launched_mailbox
 from weft.engines.local import run_ranks
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.engines.tolerance import tolerance_of
 from weft.graph import State
 from weft.metrics.statistics import ratio_interval, ratio_of_medians
@@ -108,7 +108,7 @@ def _train_with_weft(plan: str, seed: int) -> tuple[float, float]:
     chosen = recipe.mutable.plan
     with tempfile.TemporaryDirectory() as folder:
         arguments = {"recipe": recipe.to_dict(), "folder": folder, "seed": seed}
-        program = Program("benchmarks.stragglers.sleepy:train_slow_rank", arguments)
+        program = RankProgram("benchmarks.stragglers.sleepy:train_slow_rank", arguments)
         found = run_ranks(program, chosen.roles.num_processes, tolerance=tolerance_of(chosen))
         values = read_record(Path(folder)).repetitions[0].values
     return float("inf") if found[0] is None else found[0], values["test/accuracy"]
@@ -118,7 +118,7 @@ def _train_with_ddp(seed: int) -> tuple[float, float]:
     recipe = with_settings(find_recipe("digits_cnn"), SLOW_SETTINGS)
     with tempfile.TemporaryDirectory() as folder:
         arguments = {"recipe": recipe.to_dict(), "folder": folder, "seed": seed}
-        seconds, accuracy = run_ranks(Program("benchmarks.stragglers.ddp:train_ddp_rank", arguments), 4)[0]
+        seconds, accuracy = run_ranks(RankProgram("benchmarks.stragglers.ddp:train_ddp_rank", arguments), 4)[0]
     return seconds, accuracy
 
 
@@ -139,7 +139,7 @@ def measure_servers() -> list[Row]:
     times: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(NUM_TURNS):
         for name, (function, num_ranks, arguments) in systems.items():
-            found = run_ranks(Program(f"benchmarks.relaxed:{function}", arguments), num_ranks)
+            found = run_ranks(RankProgram(f"benchmarks.relaxed:{function}", arguments), num_ranks)
             times[name] += [1e3 * max(values) for values in zip(*found[:2], strict=True)]
             print(f"{name:24}{median(times[name]):9.1f} ms", flush=True)
     case = f"2 workers, {4 * NUM_ELEMENTS / 1e6:.0f} MB"

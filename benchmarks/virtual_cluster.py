@@ -31,7 +31,7 @@ from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.collectives import probe
 from weft.distributed.place import Kind, find_launch, open_group
 from weft.engines.local import run_ranks
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.planning import Link, NetworkModel, fit_alpha_beta
 from weft.recipes import find_recipe
 from weft.records.machine import describe_machine, describe_source, describe_versions
@@ -124,7 +124,7 @@ def predict(recipe: Recipe, ranks: Sequence[Sequence[dict[str, Any]]]) -> Simula
 def calibrate(case: str, transport: str, num_rounds: int) -> dict[str, Any]:
     recipe = recipe_of((*CASES[case], "epochs=2"), NUM_RANKS)
     arguments = {"recipe": recipe.to_dict(), "kind": TRANSPORTS[transport], "num_rounds": num_rounds}
-    ranks = run_ranks(Program("benchmarks.virtual_cluster:measure_rank", arguments), NUM_RANKS)
+    ranks = run_ranks(RankProgram("benchmarks.virtual_cluster:measure_rank", arguments), NUM_RANKS)
     steps = [1e3 * seconds for found in ranks[0] for seconds in found["step_seconds"]]
     simulation = predict(recipe, ranks)
     real, predicted = undisturbed(steps), 1e3 * simulation.record.repetitions[0].values["step_time"]

@@ -15,6 +15,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from weft.engines.fork_server import find_fork_server
+
 # A shell starts what runs in its background deaf to Ctrl-C, and so would be all processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -112,12 +114,13 @@ def clean_up(before: Belongings) -> None:
 
 
 def _children() -> frozenset[int]:
-    """Child processes, without the two that multiprocessing keeps for the whole session."""
+    """Child processes, without those that are kept for the whole session: multiprocessing's two, our fork server."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # the usual case: none at all, and no need to look through /proc
         return frozenset()
     kept = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}  # type: ignore[attr-defined]
+    kept.add(find_fork_server())
     folders = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return frozenset(int(f.name) for f in folders if _parent(f) == os.getpid() and int(f.name) not in kept)
 

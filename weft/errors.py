@@ -49,7 +49,7 @@ class WeftError(Exception):
 
 
 class UsageError(WeftError, ValueError):
-    """What was asked for cannot be done."""
+    """A request that cannot be carried out."""
 
     exit_code = 2
 

@@ -97,7 +97,7 @@ def fake_mode() -> FakeTensorMode:
 
 
 def fake_of(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
-    """What `mode.from_tensor` gives, several times as fast, for a dense tensor whose memory is its own."""
+    """The result of `mode.from_tensor`, several times as fast, for a dense tensor whose memory is its own."""
     like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     return FakeTensor(mode, like, tensor.device)
 
@@ -131,7 +131,7 @@ def has_own_kernel(operator: Any, device: str) -> bool:
 
 
 def schema_of(target: Any) -> Any:
-    """What an operator takes, returns and writes to; None for what is no operator."""
+    """The schema of an operator: arguments, results and writes; None for anything else."""
     return target._schema if isinstance(target, torch._ops.OpOverload) else None
 
 
@@ -186,7 +186,7 @@ def mode_of(tensors: Iterable[Tensor]) -> FakeTensorMode | None:
 
 @contextmanager
 def use_no_modes() -> Iterator[None]:
-    """What runs inside is seen by no mode that was entered outside."""
+    """Hide what runs inside from modes that were entered outside."""
     with _disable_current_modes():
         yield
 
@@ -218,7 +218,7 @@ def call_for_any_size(operator: Callable[..., Any], *args: Any, **kwargs: Any) -
 
 
 def settle_sizes(mode: FakeTensorMode) -> list[tuple[Any, Mapping[Any, str], str]]:
-    """What a trace took for granted about its sizes: relation, names of the symbols in it, line. From now on, whoever
+    """The assumptions of a trace about its sizes: relation, names of the symbols in it, line. From now on, whoever
     would let a symbolic size decide something gets an error."""
     shapes: Any = mode.shape_env
     shapes.frozen = shapes._error_on_new_guards = True
@@ -226,7 +226,7 @@ def settle_sizes(mode: FakeTensorMode) -> list[tuple[Any, Mapping[Any, str], str
 
 
 def expression_of(size: Any) -> tuple[Any, Mapping[Any, str]]:
-    """What a symbolic size is made of, and the names of the symbols in it."""
+    """The expression of a symbolic size, and the names of the symbols in it."""
     return size.node.expr, size.node.shape_env.names
 
 

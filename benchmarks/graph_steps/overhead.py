@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.graph import PlannedProgram, Terms, capture
-from weft.graph.program import refuse
+from weft.graph import PlannedProgram, Signature, capture
+from weft.graph.programs.program import refuse
 
 __all__ = ["measure_overhead"]
 
@@ -50,7 +50,7 @@ def _generated() -> Callable[[], Any]:
         return x.sum(), weight
 
     weight, x = torch.zeros(4, 4), torch.ones(4, 4)
-    program = PlannedProgram(capture(step, weight, x), Terms(kept=("state",)))
+    program = PlannedProgram(capture(step, weight, x), Signature(kept=("state",)))
     return lambda: program.run([weight, x], refuse, None)
 
 

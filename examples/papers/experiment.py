@@ -19,7 +19,7 @@ from typing import Any
 from examples.papers.arrivals import ARRIVALS, median_step
 from examples.papers.chart import Panel, Point, Series, draw
 from weft.atomic import write_json, write_text
-from weft.distributed.group.virtual import TEN_GIGABIT
+from weft.distributed.virtual import TEN_GIGABIT
 from weft.planning.network import NetworkModel
 from weft.recipes import find_recipe
 from weft.records.record import Repetition

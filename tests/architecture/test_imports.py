@@ -1,9 +1,10 @@
 """Who may import whom. Each rule is a function on a source tree, shown to work on one with a fault planted in it."""
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,8 @@ ALLOWED: Mapping[str, set[str]] = {
     "__main__": {"cli"},
 }
 MAY_IMPORT_TORCH_DISTRIBUTED = {"distributed", "engines"}
+
+FILES = "its own files"
 
 
 @dataclass(frozen=True)
@@ -115,12 +118,52 @@ def find_rings(source: Path) -> list[str]:
     return [ring for graph in (between_modules, between_rooms) if (ring := _find_ring(graph))]
 
 
+def find_rings_in_folders(source: Path) -> list[str]:
+    """The first ring in each folder below the root, between its sub-folders and its own files, which count as one.
+
+    The `__init__` of the folder is left out: it gathers names and is imported by nobody inside (see `find_rings`).
+    """
+    modules = modules_of(source)
+    packages = {module for module, file in modules.items() if file.name == "__init__.py"}
+    graphs: dict[str, dict[str, set[str]]] = {}
+    for found in all_imports(source):
+        target = found.target if found.target in modules else found.target.rpartition(".")[0]
+        for folder in packages & set(accumulate(found.importer.split(".")[:-1], "{}.{}".format)) - {source.name}:
+            if target.startswith(f"{folder}."):
+                ends = [_part_of(folder, module, packages) for module in (found.importer, target)]
+                if ends[0] != ends[1]:
+                    graphs.setdefault(folder, {}).setdefault(ends[0], set()).add(ends[1])
+    rings = {folder: _find_ring(graph) for folder, graph in sorted(graphs.items())}
+    return [f"{folder}: {ring}" for folder, ring in rings.items() if ring]
+
+
+def _part_of(folder: str, module: str, packages: Collection[str]) -> str:
+    """The sub-folder of `folder` that a module is in, or FILES."""
+    child = module.removeprefix(f"{folder}.").split(".")[0]
+    return child if f"{folder}.{child}" in packages else FILES
+
+
 def _find_ring(graph: Mapping[str, set[str]]) -> str:
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         return " -> ".join(reversed(error.args[1]))
     return ""
+
+
+def draw_rooms(allowed: Mapping[str, set[str]]) -> str:
+    """Every room with the rooms that it imports, those left out that another of them imports; the uppermost first."""
+    order = list(TopologicalSorter(allowed).static_order())[::-1]
+    lines = []
+    for room in order:
+        direct = [other for other in order if other in allowed[room] and not _is_behind(other, room, allowed)]
+        lines.append(f"{room:14}-> {', '.join(direct)}" if direct else room)
+    return "\n".join(lines)
+
+
+def _is_behind(room: str, importer: str, allowed: Mapping[str, set[str]]) -> bool:
+    """Whether another room that the importer may import may import this one."""
+    return any(room in allowed[other] for other in allowed[importer] if other != room)
 
 
 def find_torch_distributed(source: Path, allowed_rooms: set[str]) -> list[str]:
@@ -140,10 +183,11 @@ def plant(root: Path, **files: str) -> Path:
     """A source tree `pkg` with the given files; two underscores stand for a folder."""
     source = root / "pkg"
     for name, text in {"__init__": "", **files}.items():
-        path = name if name == "__init__" else name.replace("__", "/", 1)
+        path = name if name == "__init__" else name.replace("__", "/")
         file = source / f"{path}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
-        (file.parent / "__init__.py").touch()
+        for folder in (file.parent, *file.parent.relative_to(source).parents):
+            (source / folder / "__init__.py").touch()
         file.write_text(text)
     return source
 
@@ -159,8 +203,23 @@ def test_no_module_and_no_room_is_part_of_a_ring() -> None:
     assert find_rings(SOURCE) == []
 
 
+def test_no_folder_has_a_ring_between_its_parts() -> None:
+    assert find_rings_in_folders(SOURCE) == []
+
+
 def test_the_table_itself_has_no_ring() -> None:
     assert _find_ring(ALLOWED) == ""
+
+
+def test_the_readme_draws_the_table() -> None:
+    readme = (SOURCE.parent / "README.md").read_text(encoding="utf-8")
+    drawn = readme.partition("<!-- rooms:begin -->\n```\n")[2].partition("\n```\n<!-- rooms:end -->")[0]
+    rooms = {room: others - {"weft"} for room, others in ALLOWED.items() if room not in ("weft", "__main__")}
+    assert drawn == draw_rooms(rooms), "README.md: write what draw_rooms(...) returns between the markers"
+
+
+def test_a_room_behind_another_is_not_drawn_twice() -> None:
+    assert draw_rooms({"a": set(), "b": {"a"}, "c": {"a", "b"}}) == "c             -> b\nb             -> a\na"
 
 
 def test_only_two_rooms_know_torch_distributed() -> None:
@@ -206,6 +265,28 @@ def test_a_ring_of_rooms_is_found_where_the_modules_have_none(tmp_path: Path) ->
 def test_a_ring_of_modules_inside_a_room_is_found(tmp_path: Path) -> None:
     source = plant(tmp_path, a__one="from pkg.a.two import f", a__two="def f():\n    from pkg.a import one")
     assert len(find_rings(source)) == 1
+
+
+def test_a_ring_of_sub_folders_is_found_where_the_modules_have_none(tmp_path: Path) -> None:
+    source = plant(
+        tmp_path, a__x__one="import pkg.a.y.one", a__y__one="", a__y__two="from pkg.a.x import two", a__x__two=""
+    )
+    assert find_rings(source) == []
+    (ring,) = find_rings_in_folders(source)
+    assert ring in ("pkg.a: x -> y -> x", "pkg.a: y -> x -> y")
+
+
+def test_a_ring_of_a_folders_files_and_a_sub_folder_is_found_at_every_depth(tmp_path: Path) -> None:
+    source = plant(tmp_path, a__b__c__d="from pkg.a.b.low import f", a__b__low="", a__b__high="import pkg.a.b.c.d")
+    assert find_rings(source) == []
+    (ring,) = find_rings_in_folders(source)
+    assert ring.startswith("pkg.a.b: ") and "c" in ring and FILES in ring
+
+
+def test_a_folder_may_gather_the_names_of_its_sub_folders(tmp_path: Path) -> None:
+    source = plant(tmp_path, a__b__c="from pkg.a.low import f", a__low="f = 1", a__high="from pkg.a.low import f")
+    (source / "a" / "__init__.py").write_text("from pkg.a.b.c import f")
+    assert find_rings(source) == [] and find_rings_in_folders(source) == []
 
 
 def test_a_module_that_imports_from_its_own_package_is_a_ring(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from tests.distributed.group.shared_memory.conftest import run_ranks
 from weft.distributed.graph_collectives import use_group_in_graphs
 from weft.distributed.group.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement import DataParallel
+from weft.distributed.virtual import run_virtual
 from weft.graph import EagerExecutor, Program, capture, rewrite, start_all_reduce, training_step, wait
 from weft.specs import Batch, parse_plan
 from weft.training.optimizers import OPTIMIZERS, Optimizer, Shared

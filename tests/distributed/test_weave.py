@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from tests.distributed.woven import Script, run_in_turn
 from tests.processes.ranks import run_processes
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.place import Launch, launched
 from weft.distributed.placement import DataParallel, all_reduce
 from weft.distributed.placement.buckets import plan_buckets
+from weft.distributed.virtual import run_virtual
 from weft.distributed.weave import GradientHooks, SharedLoader, weave
 from weft.errors import PlanError, UsageError
 from weft.specs import parse_plan

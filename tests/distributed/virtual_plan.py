@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, TypeVar, final
 
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import TEN_GIGABIT, VirtualResult, run_virtual
 from weft.distributed.mailbox import AbstractMailbox, MailFault, RecordingMailbox
 from weft.distributed.place import AbstractPlace
 from weft.distributed.realise import RunSpec, realise
+from weft.distributed.virtual import TEN_GIGABIT, VirtualResult, run_virtual
 from weft.planning.network import NetworkModel
 from weft.simulation.computation import ComputeModel
 from weft.simulation.place import VirtualPlace, with_host_servers

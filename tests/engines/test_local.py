@@ -1,7 +1,6 @@
 """Ranks as processes: results in order, the first failure told first, and nothing left behind."""
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -13,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.contract import is_running, program, read_pids, wait_for_end
 from weft.engines import local
 from weft.engines.local import Tolerance, find_cause, run_ranks, threads_per_rank
-from weft.engines.program import Failure, Program
+from weft.engines.rank_program import Failure, RankProgram
 from weft.errors import RankFailedError
 
 DEADLINE_SECONDS = 20
@@ -36,37 +36,6 @@ def pipe(tmp_path: Path) -> Path:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     return path
-
-
-def program(name: str, **arguments: object) -> Program:
-    return Program(f"tests.processes.plain:{name}", arguments)
-
-
-def read_pids(pipe: Path, num_ranks: int) -> dict[int, int]:
-    """The process of each rank, when all have checked in."""
-    pids: dict[int, int] = {}
-    while len(pids) < num_ranks:
-        with pipe.open() as file:
-            pids |= {int(rank): int(pid) for rank, pid in map(str.split, file)}
-    return pids
-
-
-def wait_for_end(pid: int) -> None:
-    """Return when the process is gone, which is not our child."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        assert poll.poll(1000 * DEADLINE_SECONDS), f"process {pid} is still there"
-    finally:
-        os.close(descriptor)
-
-
-def is_running(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 @contextmanager
@@ -104,7 +73,7 @@ def test_the_failure_shown_is_the_cause_and_not_a_witness(how: str, text: str, e
 
 def test_an_unknown_program_is_told_by_its_rank() -> None:
     with pytest.raises(RankFailedError, match=r"rank 0 of 1: .*nothing_here"):
-        run_ranks(Program("tests.processes.plain:nothing_here", {}), 1)
+        run_ranks(RankProgram("tests.processes.plain:nothing_here", {}), 1)
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.engines.local import STRICT, End, Tolerance
+from weft.engines.engine import STRICT, End, Tolerance
 from weft.engines.tolerance import check_restarts, tolerance_of
 from weft.errors import UsageError
 from weft.specs import parse_plan

@@ -20,7 +20,7 @@ from weft.operators.bench import bench_operator, place
         (Cost(0, 10**9, 10**9), "DRAM", "memory", 0.2),
     ],
 )
-def test_place(cost: Cost, memory: str, bound: str, share: float) -> None:
+def test_placement_under_the_roofline(cost: Cost, memory: str, bound: str, share: float) -> None:
     found = place(cost, 1.0, ROUND)
     assert (found.memory, found.bound) == (memory, bound)
     assert found.share == pytest.approx(share)

@@ -26,7 +26,9 @@ INF, NAN = math.inf, math.nan
         ([1e6 + 1, 1e-3], [1e6, 0.0], True),  # rounding of the large one
     ],
 )
-def test_what_is_equal(actual: list[float], expected: list[float], passes: bool) -> None:
+def test_nan_and_infinity_compare_equal_in_the_same_places(
+    actual: list[float], expected: list[float], passes: bool
+) -> None:
     found = compare_tensors(torch.tensor(actual), torch.tensor(expected), 1e-5)
     assert found.passed is passes and (found.where == "") is passes
 

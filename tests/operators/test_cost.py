@@ -87,7 +87,7 @@ def test_attention_counts_as_torch_counts_it() -> None:
         (lambda x: torch.empty(100, 100), 0, 0, 0),
     ],
 )
-def test_costs_by_hand(call: Callable[[Tensor], object], flops: int, read: int, written: int) -> None:
+def test_costs_agree_with_those_by_hand(call: Callable[[Tensor], object], flops: int, read: int, written: int) -> None:
     x = torch.rand(12, 12)
     counted = count_cost(lambda: call(x))
     assert counted.unknown == ()
@@ -100,13 +100,13 @@ def test_a_norm_reads_and_writes_its_rows() -> None:
     assert cost == Cost(8 * 24, 4 * (24 + 12), 4 * (24 + 4 + 4))
 
 
-def test_shapes_suffice() -> None:
+def test_cost_needs_shapes_only() -> None:
     a, b = torch.empty(2**20, 2**10, device="meta"), torch.empty(2**10, 2**20, device="meta")
     cost = cost_of(aten.mm.default, (a, b), {}, torch.empty(2**20, 2**20, device="meta"))
     assert cost == Cost(2**51, 2**33, 2**42)
 
 
-def test_nothing_is_made_up() -> None:
+def test_cost_of_an_unknown_operator_is_none() -> None:
     x = torch.eye(3)
     assert cost_of(aten.linalg_inv_ex.default, (x,), {}, (x, x)) is None
     assert count_cost(lambda: torch.linalg.inv_ex(x)).unknown == ("aten.linalg_inv_ex.default",)

@@ -62,7 +62,7 @@ def make(name: str, source: str | Path = SOURCE, **options: Any) -> Any:
 
 @pytest.mark.parametrize("contiguous", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_values_and_gradients(dtype: torch.dtype, contiguous: bool) -> None:
+def test_cpp_operator_values_and_gradients(dtype: torch.dtype, contiguous: bool) -> None:
     operator = make(f"affine_{contiguous}".lower(), contiguous=contiguous)
     base = torch.randn(4, 3, dtype=dtype, requires_grad=True)
     x = base.t()
@@ -84,7 +84,7 @@ def test_torch_agrees_with_its_registration() -> None:
     assert set(results.values()) == {"SUCCESS"}
 
 
-def test_under_torch_compile() -> None:
+def test_cpp_operator_under_torch_compile() -> None:
     operator = make("affine_compiled")
     x = torch.randn(5, requires_grad=True)
     compiled = torch.compile(lambda x: operator(x, 3.0, 2)[0].sin().sum(), fullgraph=True, backend="aot_eager")
@@ -93,7 +93,7 @@ def test_under_torch_compile() -> None:
     torch.compiler.reset()
 
 
-def test_openmp(tmp_path: Path) -> None:
+def test_cpp_operator_may_use_openmp(tmp_path: Path) -> None:
     source = """
     #include <omp.h>
     #include <weft/operator.h>

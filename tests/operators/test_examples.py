@@ -7,7 +7,7 @@ import torch
 
 from weft.operators import Operator
 from weft.operators.check import check_operator
-from weft.operators.source_file import load_operators
+from weft.operators.operator import load_operators
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "operators"
 

@@ -66,7 +66,7 @@ def pair() -> tuple[Tensor, Tensor]:
 
 # An argument that equals its default is left out by the dispatcher.
 @pytest.mark.parametrize("scale", [(), (2.0,), (3.5,)])
-def test_eager(product: Operator, scale: tuple[float, ...]) -> None:
+def test_operator_values_and_gradients_in_eager_mode(product: Operator, scale: tuple[float, ...]) -> None:
     a, b = pair()
     for found, wanted in zip(gradients(product, a, b, *scale), expected_gradients(a, b, *scale or (2.0,)), strict=True):
         torch.testing.assert_close(found, wanted)
@@ -80,7 +80,7 @@ def test_an_output_that_nobody_uses_has_a_gradient_of_zero(product: Operator) ->
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
-def test_captured_graph_holds_it_as_one_node(product: Operator, mode: Any) -> None:
+def test_captured_graph_holds_an_operator_as_one_node(product: Operator, mode: Any) -> None:
     def step(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
         return gradients(product, a.detach().requires_grad_(), b.detach().requires_grad_(), 3.0)
 
@@ -102,7 +102,7 @@ def test_captured_graph_holds_an_opaque_backward_as_one_node(sine: Operator) -> 
     torch.testing.assert_close(graph(torch.arange(3.0)), torch.arange(3.0).cos())
 
 
-def test_under_torch_compile(product: Operator, sine: Operator) -> None:
+def test_operator_under_torch_compile(product: Operator, sine: Operator) -> None:
     def function(a: Tensor, b: Tensor) -> Any:
         return sine(product(a, b, 3.0)[0]).sum()
 

@@ -1,5 +1,7 @@
 """The roof over an operator: the shape of it, and that this machine's can be measured."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,10 +9,9 @@ from tests.operators.rooflines import ROUND
 from weft.errors import UsageError
 from weft.operators import roofline as module
 from weft.operators.bench import place
-from weft.operators.caches import read_caches
 from weft.operators.cost import Cost
-from weft.operators.picture import HEIGHT, WIDTH, draw_roofline
-from weft.operators.roofline import measure_roofline
+from weft.operators.roofline import Cache, measure_roofline, read_caches
+from weft.operators.roofline_drawing import HEIGHT, WIDTH, draw_roofline
 
 
 def test_the_nearest_memory_that_holds_all() -> None:
@@ -31,7 +32,7 @@ def test_the_roof_rises_to_the_peak_and_stays() -> None:
     assert ROUND.attainable(100.0, dram, torch.bfloat16) == 60e9
 
 
-def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roofline_of_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECONDS", 0.005)
     monkeypatch.setattr(module, "DRAM_BYTES", 2**22)
     monkeypatch.setattr(module, "read_caches", lambda: read_caches()[:2])
@@ -61,3 +62,30 @@ def test_the_picture_has_every_roof_and_every_point() -> None:
     assert set("=12MA") <= set(body) and "B" not in body  # nothing computed: no place on this picture
     # At 1 FLOP/B the roof of DRAM is at 10 GFLOP/s: the point reached just that.
     assert point.share == pytest.approx(1.0)
+
+
+def plant(cpu: Path, index: int, **facts: str) -> None:
+    folder = cpu / "cache" / f"index{index}"
+    folder.mkdir(parents=True)
+    for name, text in facts.items():
+        (folder / name).write_text(f"{text}\n")
+
+
+def test_data_caches_nearest_first(tmp_path: Path) -> None:
+    plant(tmp_path, 0, level="3", type="Unified", size="32M", shared_cpu_list="0-3,8-11")
+    plant(tmp_path, 1, level="1", type="Instruction", size="64K", shared_cpu_list="0")
+    plant(tmp_path, 2, level="1", type="Data", size="32K", shared_cpu_list="0")
+    plant(tmp_path, 3, level="2", type="Unified", size="512K", shared_cpu_list="0,8")
+    assert read_caches(tmp_path) == (Cache(1, 2**15, 1), Cache(2, 2**19, 2), Cache(3, 2**25, 8))
+
+
+def test_unreadable_caches_are_left_out(tmp_path: Path) -> None:
+    plant(tmp_path, 0, level="1", type="Data", size="unknown", shared_cpu_list="0")
+    plant(tmp_path, 1, level="2", type="Data", size="1M", shared_cpu_list="?")
+    assert read_caches(tmp_path) == (Cache(2, 2**20, 1),)
+    assert read_caches(tmp_path / "absent") == ()
+
+
+def test_threads_share_a_cache_only_as_far_as_processors_do() -> None:
+    assert (Cache(1, 100, 1).share_of(2), Cache(1, 100, 1).total_of(2)) == (100, 200)
+    assert (Cache(3, 100, 8).share_of(2), Cache(3, 100, 8).total_of(2)) == (50, 100)

@@ -30,4 +30,4 @@ def test_estimate_adds_the_three_terms() -> None:
 def test_a_misspelt_algorithm_is_refused_and_one_rank_sends_nothing() -> None:
     with pytest.raises(UsageError, match="did you mean 'tree'"):
         all_reduce_cost("tre", 2, 10)  # type: ignore[arg-type]
-    assert collective_cost("gather", 1, 10).total_bytes == 0
+    assert collective_cost("all_gather", 1, 10).total_bytes == 0

@@ -8,7 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from weft.engines.program import Program, read_failure, read_result, run_rank
+from weft.engines.rank_process import run_rank
+from weft.engines.rank_program import RankProgram, read_failure, read_result
 
 DEADLINE_SECONDS = 120.0
 BIN = Path(sys.executable).parent
@@ -30,7 +31,7 @@ def torchrun(size: int) -> list[str]:
 def run_launched(command: list[str], path: str, size: int, **arguments: Any) -> tuple[list[Any], str]:
     """Results in rank order, None for a rank without one, and what was printed to standard error."""
     with tempfile.TemporaryDirectory(prefix="weft-test-") as name:
-        Program(path, arguments).write(Path(name))
+        RankProgram(path, arguments).write(Path(name))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
         errors = _run([*command, "-m", "tests.processes.launchers", name], environment)
         failures = [failure for rank in range(size) if (failure := read_failure(Path(name), rank))]

@@ -7,16 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from weft.engines import local
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.errors import PeerLostError, UsageError
 
 
+def _read(*variables: str) -> int:
+    return int(next(os.environ[variable] for variable in variables if variable in os.environ))
+
+
 def own_rank() -> int:
-    return int(os.environ["WEFT_RANK"])
+    return _read("WEFT_RANK", "RANK", "OMPI_COMM_WORLD_RANK")
 
 
 def tell(word: str) -> dict[str, Any]:
-    return {"word": word, "rank": own_rank(), "size": int(os.environ["WEFT_SIZE"]), "pid": os.getpid()}
+    return {
+        "word": word,
+        "rank": own_rank(),
+        "size": _read("WEFT_SIZE", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"),
+        "pid": os.getpid(),
+    }
 
 
 def fail(rank: int, how: str) -> str:
@@ -43,6 +52,14 @@ def die(joins: bool) -> str:
     if own_rank() == 1:
         signal.raise_signal(signal.SIGKILL)
     return "done"
+
+
+def print_and_fail(rank: int) -> None:
+    """Every rank prints; one fails in a way that leaves nothing but its log, the others see that it is gone."""
+    print(f"rank {own_rank()} begins")
+    if own_rank() == rank:
+        sys.exit("the disk is full")
+    raise PeerLostError(f"rank {rank} is lost", rank)
 
 
 def interrupt_itself() -> None:
@@ -78,11 +95,23 @@ def stop_when_interrupted(pipe: str) -> str:
     return "stopped" if asked else "done"
 
 
+def stop_all_when_interrupted(pipe: str, folder: str) -> str:
+    """Rank 0 tells the others to stop when it is interrupted, as a training does."""
+    asked: list[bool] = []
+    signal.signal(signal.SIGINT, lambda *_: asked.append(True))
+    told = Path(folder) / "stop"
+    check_in(pipe)
+    while not asked and not told.exists():
+        signal.sigtimedwait([], 0.01)
+    told.touch()
+    return "interrupted" if asked else "told"
+
+
 if __name__ == "__main__":
     # A launcher: python -m tests.processes.plain FUNCTION RANKS PIPE
     local.GRACE_SECONDS = 0.2
     function, num_ranks, pipe = sys.argv[1:]
     try:
-        print(local.run_ranks(Program(f"tests.processes.plain:{function}", {"pipe": pipe}), int(num_ranks)))
+        print(local.run_ranks(RankProgram(f"tests.processes.plain:{function}", {"pipe": pipe}), int(num_ranks)))
     except KeyboardInterrupt:
         print("interrupted")

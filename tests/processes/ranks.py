@@ -11,7 +11,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from weft.engines.program import Program, read_failure, read_result, run_rank
+from weft.engines.rank_process import run_rank
+from weft.engines.rank_program import RankProgram, read_failure, read_result
 
 DEADLINE_SECONDS = 40.0
 
@@ -24,7 +25,7 @@ def run_processes(path: str, size: int, *, deadline: float = DEADLINE_SECONDS, *
     """
     with tempfile.TemporaryDirectory(prefix="weft-test-") as name:
         folder = Path(name)
-        Program(path, arguments).write(folder)
+        RankProgram(path, arguments).write(folder)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "weft.distributed.place", "weft.distributed.group.shared_memory"])
         ranks = [context.Process(target=_be_rank, args=(name, rank, size, deadline)) for rank in range(size)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from weft.distributed.consistency.server import read_decisions, read_summary
-from weft.engines.program import has_joined
+from weft.engines.rank_program import has_joined, read_process
 from weft.errors import RunFolderError
 from weft.proving.audit import audit_arrival
 from weft.records.record_file import read_record
@@ -36,23 +36,10 @@ def finish(process: subprocess.Popen[bytes]) -> str:
     return errors.decode()
 
 
-def children_of(process: subprocess.Popen[bytes]) -> dict[int, int]:
-    """The processes of a run: rank -> process."""
-    found = {}
-    for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        try:
-            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        except OSError:  # it has just ended
-            continue
-        ranks = [entry for entry in environment if entry.startswith(b"WEFT_RANK=")]
-        if ranks:
-            found[int(ranks[0].partition(b"=")[2])] = int(child)
-    return found
-
-
-def meeting_of(child: int) -> Path:
-    """The folder that a rank was started with, the last word of its command."""
-    return Path(os.fsdecode(Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[-2]))
+def meeting_folder() -> Path:
+    """The folder in which the ranks of the one run meet."""
+    (folder,) = Path(os.environ["TMPDIR"]).glob("weft-ranks-*")
+    return folder
 
 
 def wait_until(process: subprocess.Popen[bytes], is_so: Callable[[], bool], otherwise: str) -> None:
@@ -72,10 +59,12 @@ def kill_when_under_way(process: subprocess.Popen[bytes], run: Path, rank: int, 
     def is_under_way() -> bool:
         if not log.exists() or log.read_bytes().count(b'"StepEnded"') < 10:
             return False
-        return is_server or has_joined(meeting_of(children_of(process)[rank]), rank)
+        return is_server or has_joined(meeting_folder(), rank)
 
     wait_until(process, is_under_way, "the run did not get under way")
-    os.kill(children_of(process)[rank], signal.SIGKILL)
+    victim = read_process(meeting_folder(), rank)
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
 
 
 @pytest.mark.slow

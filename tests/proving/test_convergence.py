@@ -13,8 +13,8 @@ from tests.proving.test_lockstep import splits_of
 from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.consistency.parcel import Parcel
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
-from weft.engines.program import Program
+from weft.distributed.virtual import run_virtual
+from weft.engines.rank_program import RankProgram
 from weft.errors import RankFailedError, UsageError
 from weft.metrics.convergence import Convergence
 from weft.proving import convergence as module
@@ -33,7 +33,7 @@ def recipe_of(plan: str = "data=1", **settings: object) -> Recipe:
 def virtual_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank program of the gate, on virtual ranks."""
 
-    def run_ranks(program: Program, num_ranks: int) -> list[Any]:
+    def run_ranks(program: RankProgram, num_ranks: int) -> list[Any]:
         chosen = Recipe.from_dict(program.arguments["recipe"])
 
         def be_rank(group: AbstractGroup) -> Sequence[float | None]:
@@ -73,7 +73,7 @@ def test_a_wrong_averaging_weight_does_not_converge(monkeypatch: pytest.MonkeyPa
 def test_ranks_that_diverge_are_a_verdict_and_other_errors_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     code = 3
 
-    def run_ranks(program: Program, num_ranks: int) -> list[Any]:
+    def run_ranks(program: RankProgram, num_ranks: int) -> list[Any]:
         raise RankFailedError("rank 1 of 2: loss is not finite", 1, "", code)
 
     monkeypatch.setattr(module, "run_ranks", run_ranks)

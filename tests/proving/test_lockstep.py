@@ -14,8 +14,8 @@ from torch import Tensor
 from tests.distributed.placement.cases import RankOrderGroup
 from weft.distributed.collectives import AlgorithmChoice
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement import DataParallel
+from weft.distributed.virtual import run_virtual
 from weft.graph import GradientSink, State
 from weft.proving.lockstep import compare_ranks, trace_ranks, trace_references
 from weft.proving.method import Case

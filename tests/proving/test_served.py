@@ -16,9 +16,9 @@ from tests.proving.test_lockstep import case_of, small_mlp, with_settings
 from weft.distributed.consistency.server import Commit, Decision, Drop, Release, Rounds, Shard, read_decisions
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Delay
-from weft.distributed.group.virtual import TEN_GIGABIT
 from weft.distributed.mailbox import MailFault
 from weft.distributed.realise import RunSpec
+from weft.distributed.virtual import TEN_GIGABIT
 from weft.planning.network import NetworkModel
 from weft.proving.method import Case
 from weft.proving.own_pace import train_to_the_end

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from weft.records.record import Evaluation
-from weft.runs.progress import LINES_PER_TRAINING, Snapshot, advance, bar_numbers, start, use_progress
+from weft.runs.progress import LINES_PER_TRAINING, ProgressView, advance, bar_numbers, start, use_progress
 from weft.training import events
 from weft.training.events import Event, Progress, StepResult
 
@@ -83,7 +83,7 @@ def test_nothing_is_known_before_the_first_step() -> None:
     ],
 )
 def test_evaluation_shows_what_is_not_the_loss_first(values: dict[str, float], text: str) -> None:
-    snapshot = advance(Snapshot("seed 0", 0, 0, 0, 0, TOTAL), evaluation(10, values), now=1.0)
+    snapshot = advance(ProgressView("seed 0", 0, 0, 0, 0, TOTAL), evaluation(10, values), now=1.0)
     assert snapshot.evaluated == text
 
 

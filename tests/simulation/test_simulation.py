@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from weft.distributed.group import Kill
-from weft.distributed.group.virtual import Span
 from weft.distributed.placement import buckets
+from weft.distributed.virtual import TraceEvent
 from weft.engines import local
 from weft.errors import DivergedError, PeerLostError, RunFolderError, UsageError
 from weft.planning import Link, NetworkModel
@@ -154,7 +154,7 @@ def test_overlap_hides_communication_where_there_is_more_than_one_bucket(
     assert overlap_of(apart.trace) > 0
 
 
-def overlap_of(trace: tuple[Span, ...]) -> float:
+def overlap_of(trace: tuple[TraceEvent, ...]) -> float:
     """Seconds for which rank 0 computed while a collective of its was under way."""
     own = [span for span in trace if span.rank == 0]
     computed = [span for span in own if span.what == "compute"]

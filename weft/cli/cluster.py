@@ -15,12 +15,12 @@ __all__ = ["cluster", "probe"]
 SIZES = (8, 1024, 16_384, 131_072, 1_048_576, 16_777_216, 134_217_728)
 NUMS_RANKS = (2, 8, 64, 256)
 
-cluster = typer.Typer(no_args_is_help=True, help="What the cluster at hand can do.")
+cluster = typer.Typer(no_args_is_help=True, help="Measure the cluster at hand.")
 
 
 @cluster.callback()
 def _keep_sub_commands() -> None:
-    """What the cluster at hand can do."""
+    """Measure the cluster at hand."""
 
 
 @cluster.command("probe")

@@ -1,4 +1,4 @@
-"""What is here and what is not, as tables: recipes, data sets, and the parts of the machine."""
+"""Tables of what is here and what is missing: recipes, data sets, and the parts of the machine."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby

@@ -16,11 +16,13 @@ def launch(
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks to start.")] = 2,
 ) -> None:
     """Run a script on several ranks; what rank 0 prints is shown."""
+    from weft.engines.fork_server import start_fork_server
     from weft.engines.local import run_ranks
-    from weft.engines.program import Program
+    from weft.engines.rank_program import RankProgram
     from weft.errors import UsageError
 
     if not script.is_file():
         raise UsageError(f"no such script ({script}); give the path of a Python file")
-    program = Program("weft.runs.script:run_script", {"path": str(script), "arguments": arguments or []})
+    start_fork_server()
+    program = RankProgram("weft.runs.script:run_script", {"path": str(script), "arguments": arguments or []})
     run_ranks(program, workers, silent=True)

@@ -68,7 +68,7 @@ def weft(
         bool, typer.Option("--debug", help="Show the traceback of any error; may stand anywhere in the line.")
     ] = False,
 ) -> None:
-    """What `weft --help` shows of the options before the sub-command; `main` has taken `--debug` by then."""
+    """The help of `weft --help` for the options before the sub-command; `main` has taken `--debug` by then."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -38,7 +38,7 @@ def check(
     """Check every operator of a file: values, gradients, layouts, shapes, memory."""
     from weft.cli.output import print_json, print_tables
     from weft.operators.check import check_operator
-    from weft.operators.source_file import load_operators
+    from weft.operators.operator import load_operators
 
     findings = [finding for operator in load_operators(file) for finding in check_operator(operator, seed=seed)]
     passed = all(finding.passed for finding in findings)
@@ -61,8 +61,8 @@ def bench(
 
     from weft.cli.output import print_json, print_tables
     from weft.operators.bench import bench_operator
+    from weft.operators.operator import load_operators
     from weft.operators.roofline import measure_roofline
-    from weft.operators.source_file import load_operators
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -120,7 +120,7 @@ def _render_bench(roofline: Roofline, results: Sequence[BenchResult]) -> Rendera
     from rich.console import Group
     from rich.text import Text
 
-    from weft.operators.picture import draw_roofline
+    from weft.operators.roofline_drawing import draw_roofline
     from weft.report.table import aligned, note, section
 
     labels = [chr(ord("A") + i % 26) for i in range(len(results))]

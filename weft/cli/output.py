@@ -23,6 +23,6 @@ def print_tables(content: RenderableType) -> None:
 
 
 def record_document(record: RunRecord, path: Path) -> dict[str, Any]:
-    """What machines get of a run. One that has not ended, or failed in part, is not accepted."""
+    """A run as a document for machines. One that has not ended, or failed in part, is not accepted."""
     accepted = record.accepted and all(repetition.status == "done" for repetition in record.repetitions)
     return {"path": str(path), "accepted": accepted, "record": record}

@@ -50,7 +50,7 @@ def _render(found: Profile, roofline: Roofline, top: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from weft.operators.picture import draw_roofline
+    from weft.operators.roofline_drawing import draw_roofline
     from weft.report.table import aligned, note, section
 
     kinds, longest = found.kinds[:top], found.longest(top)

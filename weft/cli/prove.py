@@ -39,6 +39,10 @@ def prove(
     """Train the same global batches on the plan's ranks and on one, and compare the parameters after each step. Of a
     relaxed plan, compare each rank with the equations, and samples to target with those of one rank. With --executor,
     train them with two executors, and compare losses, gradients and parameters."""
+    from weft.engines.fork_server import start_fork_server
+
+    if plan is not None or workers is not None:
+        start_fork_server()  # it imports torch while this process does
     from weft.cli.output import print_json
     from weft.errors import UsageError
     from weft.proving import check_convergence, check_target, prove_executors

@@ -42,6 +42,10 @@ def run(
     json: Json = False,
 ) -> None:
     """Train a recipe and say whether the result is accepted."""
+    from weft.engines.fork_server import start_fork_server
+
+    if plan is not None or workers is not None:
+        start_fork_server()  # it imports torch while this process does
     from weft.engines.tolerance import check_restarts
     from weft.records.record_file import read_record
     from weft.runs.execute import execute

@@ -49,7 +49,7 @@ def simulate(
 ) -> None:
     """Train on virtual ranks in this process; times in the result are those that the cluster would take."""
     from weft.console import error_console
-    from weft.distributed.group.virtual import TEN_GIGABIT
+    from weft.distributed.virtual import TEN_GIGABIT
     from weft.planning.cluster import read_cluster
     from weft.planning.network import network_of
     from weft.runs.job import choose_recipe, new_job

@@ -134,7 +134,7 @@ class SharedLoader:
 
 
 class _Shares:
-    """What a DataLoader takes for a batch sampler: a fresh round of shares for every epoch."""
+    """A batch sampler for a DataLoader: a fresh round of shares for every epoch."""
 
     def __init__(self, shared: SharedLoader) -> None:
         self._shared = shared

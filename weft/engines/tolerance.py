@@ -1,6 +1,6 @@
 """The deaths that a run of a plan survives."""
 
-from weft.engines.local import Tolerance
+from weft.engines.engine import Tolerance
 from weft.errors import UsageError
 from weft.specs import Plan
 

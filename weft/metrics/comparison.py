@@ -142,7 +142,7 @@ def _verdict(metric: Metric, *, b_is_ahead: bool) -> str:
 
 
 def _oriented(a: T, b: T, direction: Direction) -> tuple[T, T]:
-    """What to divide by what, so that a ratio above 1 favours B."""
+    """Numerator and denominator, so that a ratio above 1 favours B."""
     return (a, b) if direction == "lower" else (b, a)
 
 

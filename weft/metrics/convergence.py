@@ -33,7 +33,7 @@ MIN_SEEDS = MIN_VALUES_FOR_RATIO
 
 @dataclass(frozen=True)
 class Convergence:
-    """What a comparison of samples to target found."""
+    """The finding of a comparison of samples to target."""
 
     passed: bool
     samples: tuple[float, ...]  # of the plan, by seed; infinity where the target was not reached

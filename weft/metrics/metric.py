@@ -1,4 +1,4 @@
-"""What is measured: a name, a unit, a direction and the statistic that sums up repeated values."""
+"""Metrics: a name, a unit, a direction and the statistic that sums up repeated values."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -40,7 +40,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class Tally:
-    """What some batches contribute to a metric. `Tally()` is the start of every sum.
+    """The contribution of some batches to a metric. `Tally()` is the start of every sum.
 
     >>> (Tally("mean", 30.0, 10) + Tally("mean", 2.0, 1)).value
     2.909090909090909

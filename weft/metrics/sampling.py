@@ -1,4 +1,4 @@
-"""What a data set and its sampler do to training: bias of the labels, order of the samples, epochs that repeat."""
+"""Metrics of a data set and its sampler: bias of the labels, order of the samples, epochs that repeat."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

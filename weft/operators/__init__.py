@@ -6,9 +6,8 @@ from weft.operators.check import Finding, check_operator
 from weft.operators.compile import compile_library, find_compiler
 from weft.operators.cost import Cost, CostFormula, tensor_bytes
 from weft.operators.cpp import cpp_operator
-from weft.operators.operator import Operator, operator
+from weft.operators.operator import Operator, load_operators, operator
 from weft.operators.roofline import Ceiling, Peak, Roofline, measure_roofline
-from weft.operators.source_file import load_operators
 
 __all__ = [
     "BenchResult",

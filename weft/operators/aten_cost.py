@@ -164,12 +164,21 @@ _custom: dict[Any, CostFormula] = {}
 
 
 def register_cost(operator: Any, formula: CostFormula) -> None:
-    """State the cost of an operator that the table lacks. `operator` is a packet, such as torch.ops.custom.swish."""
+    """State the cost of an operator that the table lacks.
+
+    Args:
+        operator: a packet, such as `torch.ops.custom.swish`.
+        formula: takes what the operator takes.
+    """
     _custom[operator] = formula
 
 
 def cost_of(operator: Any, arguments: Sequence[Any], options: Mapping[str, Any], result: Any) -> Cost | None:
-    """The cost of one call of an ATen or custom operator, None where nothing is known of it. Only shapes are read.
+    """The cost of one call of an ATen or custom operator, from shapes; None where nothing is known of it.
+
+    Args:
+        operator: an overload, such as `torch.ops.aten.mm.default`.
+        arguments, options, result: of the call; tensors may be without values.
 
     >>> a, b = torch.empty(2, 3), torch.empty(3, 5)
     >>> cost_of(aten.mm.default, (a, b), {}, a @ b)
@@ -199,7 +208,7 @@ class CountedCost:
 
 
 def count_cost(function: Callable[[], object]) -> CountedCost:
-    """The cost of all operators of one call, counted while it runs once; nothing is fused."""
+    """Run a function once, and count the cost of all operators that it calls; nothing is fused."""
     counter = _Counter()
     with counter:
         function()

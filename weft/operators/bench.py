@@ -1,4 +1,4 @@
-"""How fast an operator is: time, FLOP/s, bytes/s, and its place under this machine's roofline."""
+"""Timing of operators: seconds, FLOP/s, bytes/s, and the place under this machine's roofline."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ __all__ = ["BenchResult", "Placement", "bench_operator", "place"]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a measured call stands under the roof."""
+    """The place of a measured call under the roofline."""
 
     flop_rate: float  # FLOP/s
     byte_rate: float  # B/s
@@ -45,7 +45,15 @@ class BenchResult:
 
 
 def bench_operator(operator: Operator, roofline: Roofline, *, max_seconds: float = 0.5) -> list[BenchResult]:
-    """Time forward and backward on every sample, each for at most `max_seconds`, with torch's present threads."""
+    """Time forward and backward on every sample, with torch's present threads.
+
+    Args:
+        roofline: of this machine, by `measure_roofline`.
+        max_seconds: for each direction of each sample.
+
+    Returns:
+        A result for each direction of each sample.
+    """
     rule = TimingRule(max_seconds=max_seconds)
     results = []
     for sample, inputs in enumerate(operator.samples(for_bench=True)):

@@ -20,8 +20,8 @@ from torch import Tensor
 from weft.operators.comparison import Comparison, compare_tensors, rounding_tolerance
 from weft.operators.evaluation import Outputs, Truth, call, call_with_gradients, find_truth, make_weights
 from weft.operators.finite_differences import derivatives, difference_tolerance
+from weft.operators.input_variants import Variant, as_layout, broadcast_variants, empty_variants, layout_variants
 from weft.operators.operator import Operator
-from weft.operators.variants import Variant, as_layout, broadcast_variants, empty_variants, layout_variants
 
 __all__ = ["CHECKS", "Finding", "check_operator"]
 
@@ -52,7 +52,14 @@ class _Result:
 
 
 def check_operator(operator: Operator, *, seed: int = 0) -> list[Finding]:
-    """Every check on every sample. A check that raises fails, with what was raised."""
+    """Run every check on every sample.
+
+    Args:
+        seed: of the samples.
+
+    Returns:
+        A finding for each comparison. A check that raises is one that did not pass; its note is what was raised.
+    """
     findings = []
     for sample, inputs in enumerate(operator.samples(seed=seed)):
         for name, check in CHECKS.items():

@@ -1,4 +1,4 @@
-"""Whether two tensors are equal within what a type can hold, and where they differ most."""
+"""Comparison of tensors within what a type can hold, and the element where they differ most."""
 
 import math
 from dataclasses import dataclass

@@ -25,9 +25,11 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fwrapv", "
 
 
 def compile_library(sources: Sequence[Path], *, flags: Sequence[str] = FLAGS, compiler: str | None = None) -> Path:
-    """The shared library of `sources[0]`; the others are what it includes. Several processes may ask at once.
+    """Compile a shared library, or find it in the cache. Several processes may ask at once.
 
-    Without a `compiler` it is the one that `find_compiler` finds.
+    Args:
+        sources: the first is compiled, the others are what it includes.
+        compiler: by default that of `find_compiler`.
 
     Raises:
         CompilerError: there is no compiler, or it refuses the source; holds what it said.
@@ -43,7 +45,11 @@ def compile_library(sources: Sequence[Path], *, flags: Sequence[str] = FLAGS, co
 
 
 def find_compiler() -> str:
-    """The C++ compiler: what CXX names, or else g++, c++ or clang++ of the path."""
+    """The path of a C++ compiler: the one that CXX names, or else g++, c++ or clang++.
+
+    Raises:
+        CompilerError: there is none, or WEFT_NO_COMPILER is set.
+    """
     if os.environ.get("WEFT_NO_COMPILER", "0") not in ("", "0"):
         raise CompilerError("the compiler is switched off (WEFT_NO_COMPILER is set); unset it to compile")
     wanted = os.environ.get("CXX")
@@ -56,7 +62,7 @@ def find_compiler() -> str:
 
 
 def cache_folder() -> Path:
-    """Where compiled libraries are kept: XDG_CACHE_HOME or ~/.cache."""
+    """Weft's folder in the user's cache, for libraries and generated code: below XDG_CACHE_HOME or ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "weft"
 
@@ -112,7 +118,7 @@ def _version(compiler: str) -> str:
 
 @cache
 def _processor() -> str:
-    """What -march=native depends on: a home folder may be shared by unlike machines."""
+    """The processor, on which -march=native depends: a home folder may be shared by unlike machines."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

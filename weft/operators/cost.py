@@ -11,7 +11,7 @@ __all__ = ["Cost", "CostFormula", "tensor_bytes"]
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call takes, from its shapes alone.
+    """The cost of one call, from its shapes alone.
 
     A multiplication and an addition are two operations. Bytes are those that must move if nothing is in a cache.
 

@@ -1,4 +1,4 @@
-"""What an operator is made of, before PyTorch knows of it."""
+"""The definition of an operator: its functions, before PyTorch knows of them."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence

@@ -16,7 +16,7 @@ Outputs = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Truth:
-    """What outputs are held against, and what is differentiated for gradients."""
+    """A function whose outputs, or finite differences, those of an operator are compared with."""
 
     label: str
     function: Callable[..., Outputs]
@@ -30,8 +30,8 @@ class Truth:
 
 
 def find_truth(operator: Operator, inputs: Sequence[Any]) -> tuple[Truth | None, Truth]:
-    """What to hold outputs against (None: there is nothing better than the operator itself), and what to take
-    finite differences of: the operator itself, in float64 where it can be."""
+    """The truth for outputs (None: there is nothing better than the operator itself), and the truth for finite
+    differences: the operator itself, in float64 where it can be."""
     own = Truth("itself", lambda *values: call(operator, values), None)
     shadow = Truth("itself in float64", own.function, torch.float64)
     reference = operator.definition.reference

@@ -1,4 +1,4 @@
-"""How `backward(grads, inputs, outputs)` of a user becomes what autograd calls, and what it must give.
+"""The `backward(grads, inputs, outputs)` of a user, checked and made into what autograd calls.
 
 Direct: autograd runs it, so that a graph shows its operators and its gradient can be taken in turn.
 Opaque: it is an operator itself, `<name>_backward`, so that it may hold anything.
@@ -82,7 +82,7 @@ class OpaqueGradient:
 
 
 def as_gradients(result: Any, inputs: tuple[Any, ...], name: str) -> tuple[Tensor | None, ...]:
-    """What `backward` gave, as one entry for each input, in the input's shape.
+    """The result of `backward` as one entry for each input, in the input's shape.
 
     Autograd itself would quietly sum a gradient that is too large down to the input's shape.
     """

@@ -1,4 +1,4 @@
-"""An operator of one's own, from a class with `forward` and `backward`.
+"""Custom operators, from a class with `forward` and `backward`.
 
 It works in eager mode, in captured graphs and under torch.compile:
 
@@ -14,9 +14,13 @@ It works in eager mode, in captured graphs and under torch.compile:
     y = swish(x, 2.0)
 """
 
+import importlib.util
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -28,7 +32,7 @@ from weft.operators.cost import Cost, CostFormula
 from weft.operators.definition import Definition, read_definition
 from weft.operators.gradient import DirectGradient, OpaqueGradient
 
-__all__ = ["Operator", "define", "operator"]
+__all__ = ["Operator", "define", "load_operators", "operator"]
 
 NAMESPACE = "custom"
 NAME = re.compile(r"[A-Za-z_]\w*::[A-Za-z_]\w*")
@@ -58,7 +62,7 @@ class Operator:
         return self.definition.backward is not None
 
     def samples(self, *, seed: int = 0, for_bench: bool = False) -> Iterator[tuple[Any, ...]]:
-        """Inputs to check the operator with, or to time it with; the same for the same seed."""
+        """The inputs to check the operator with, or to time it with; the same for the same seed."""
         source = (for_bench and self.definition.bench_samples) or self.definition.samples
         if not source:
             raise UsageError(f"operator has no inputs to try ({self.name}); write samples(), a list of inputs")
@@ -79,6 +83,8 @@ def operator(subject: object, *, name: str | None = None, opaque_backward: bool 
     `reference` and `cost`. Also a class decorator.
 
     Args:
+        subject: annotated methods: `forward(*inputs)` gives outputs, `backward(grads, inputs, outputs)` a gradient or
+            None for each input, `samples()` inputs to check with.
         name: `namespace::name`; made from the name of the class where none is given.
         opaque_backward: `backward` runs as one operator that nothing looks into. It may then use NumPy or other
             libraries, but has no gradient itself. Without, it must be made of torch's operators, and has one.
@@ -119,6 +125,31 @@ def define(definition: Definition, *, name: str, origin: str, opaque_backward: b
     if definition.cost is not None:
         _register_cost(packet, definition, definition.cost)
     return Operator(name, definition, packet.default)
+
+
+def load_operators(path: Path) -> list[Operator]:
+    """Run a Python file, and return the operators at its top level, in their order.
+
+    Raises:
+        UsageError: there is no such file, or no operator in it.
+    """
+    if not path.is_file():
+        raise UsageError(f"no such file ({path}); give the path from the current folder")
+    name = f"weft_operators_{path.stem}_{sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"not a Python file ({path}); give one whose name ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[name]
+    found = dict.fromkeys(id(value) for value in vars(module).values() if isinstance(value, Operator))
+    operators = [next(v for v in vars(module).values() if id(v) == key) for key in found]
+    if not operators:
+        raise UsageError(f"no operators in the file ({path}); write name = operator(Class) or cpp_operator(...)")
+    return operators
 
 
 def _claim(name: str, origin: str) -> None:

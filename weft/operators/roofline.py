@@ -1,4 +1,4 @@
-"""This machine's roofline: what an operator can reach, by its operations per byte and by where its data lie.
+"""The roofline of this machine: the speed that an operator can reach, by its operations per byte and its memory.
 
 Ceilings are measured: bytes a second are the better of a reading and a triad kernel on data of half the cache's size,
 operations a second those of independent fused multiply-adds. The nominal peak stands beside the measured one:
@@ -6,6 +6,7 @@ frequency x lanes of a vector x 2 x multiply-adds per cycle, with two units assu
 """
 
 import ctypes
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,17 +15,35 @@ from pathlib import Path
 import torch
 
 from weft.errors import UsageError
-from weft.operators.caches import Cache, read_caches
 from weft.operators.compile import compile_library
 from weft.operators.cpp import CPP_FLAGS
 
-__all__ = ["Ceiling", "Peak", "Roofline", "measure_roofline"]
+__all__ = ["Cache", "Ceiling", "Peak", "Roofline", "measure_roofline", "read_caches"]
 
 SOURCE = Path(__file__).with_name("roofline.cpp")
 FMA_PER_CYCLE = 2
 KERNELS = {"read": 0, "triad": 1}
 DRAM_BYTES = 2**26  # at least; four times the last cache where that is more
+CPU = Path("/sys/devices/system/cpu/cpu0")
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 SECONDS = 0.05  # for each kernel on each level
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One level of the data caches; `num_sharers` processors share its bytes."""
+
+    level: int
+    num_bytes: int
+    num_sharers: int
+
+    def share_of(self, num_threads: int) -> int:
+        """Bytes for each of some threads that run on processors of their own."""
+        return self.num_bytes // min(self.num_sharers, num_threads)
+
+    def total_of(self, num_threads: int) -> int:
+        """Bytes that the threads have together."""
+        return self.share_of(num_threads) * num_threads
 
 
 @dataclass(frozen=True)
@@ -69,7 +88,12 @@ class Roofline:
 
 @cache
 def measure_roofline(num_threads: int = 1) -> Roofline:
-    """Measure the ceilings here and now, in about a second; once per process and number of threads."""
+    """Measure the roofline of this machine, in about a second; once per process and number of threads.
+
+    Raises:
+        UsageError: fewer than one thread.
+        CompilerError: there is no C++ compiler.
+    """
     if num_threads < 1:
         raise UsageError(f"a roofline needs threads ({num_threads}); give 1 or more")
     library = _load()
@@ -110,3 +134,30 @@ def _load() -> ctypes.CDLL:
     for function in (library.frequency, library.stream_rate, library.peak_rate):
         function.restype = ctypes.c_double
     return library
+
+
+def read_caches(cpu: Path = CPU) -> tuple[Cache, ...]:
+    """Data and unified caches of the first processor, as Linux tells of them, nearest first; empty elsewhere."""
+    caches = []
+    for folder in sorted((cpu / "cache").glob("index*")):
+        if _read(folder / "type") not in ("Data", "Unified"):
+            continue
+        size = re.fullmatch(r"(\d+)([KMG]?)", _read(folder / "size"))
+        level = _read(folder / "level")
+        if size and level.isdigit():
+            sharers = _count_processors(_read(folder / "shared_cpu_list"))
+            caches.append(Cache(int(level), int(size[1]) * UNITS[size[2]], sharers))
+    return tuple(sorted(caches, key=lambda cache: cache.level))
+
+
+def _count_processors(text: str) -> int:
+    """The number of processors in a list such as `0-3,8`; 1 where it cannot be read."""
+    ranges = [part.split("-") for part in text.split(",") if re.fullmatch(r"\d+(-\d+)?", part)]
+    return max(sum(int(ends[-1]) - int(ends[0]) + 1 for ends in ranges), 1)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

@@ -5,7 +5,7 @@ from weft.planning.collective_cost import (
     ALL_REDUCE_ALGORITHMS,
     AllReduceAlgorithm,
     CollectiveName,
-    Cost,
+    CommunicationCost,
     all_reduce_cost,
     collective_cost,
     estimate,
@@ -19,13 +19,14 @@ from weft.planning.network import (
     fit_alpha_beta,
     network_of,
 )
+from weft.planning.plan_cost import plan_cost
 
 __all__ = [
     "ALL_REDUCE_ALGORITHMS",
     "AllReduceAlgorithm",
     "ClusterSpec",
     "CollectiveName",
-    "Cost",
+    "CommunicationCost",
     "Link",
     "LinkSchedule",
     "NetworkFit",
@@ -37,6 +38,7 @@ __all__ = [
     "estimate",
     "fit_alpha_beta",
     "network_of",
+    "plan_cost",
     "read_cluster",
     "write_cluster",
 ]

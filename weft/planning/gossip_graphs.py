@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["GRAPHS", "Split", "make_split"]
+__all__ = ["GRAPHS", "Split", "make_split", "num_neighbours"]
 
 
 def ring(rank: int, size: int) -> set[int]:
@@ -48,6 +48,15 @@ GRAPHS: Mapping[str, Callable[[int, int], set[int]]] = {
     "complete": complete,
 }
 """From (rank, size) to those whom the rank hears; the rank itself is left out, and nobody counts twice."""
+
+
+def num_neighbours(graph: str, size: int) -> int:
+    """How many ranks each rank hears: as many as rank 0, for these graphs look alike from every rank.
+
+    >>> [num_neighbours(graph, 64) for graph in ("ring", "torus", "exponential", "complete")]
+    [2, 4, 6, 63]
+    """
+    return len(GRAPHS[graph](0, size) - {0})
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ class NetworkModel:
     """Costs of messages. Without `ranks_per_host` every rank is a host of its own.
 
     `host_beta` and `backbone_beta` are seconds per byte of the shared links, None where they are never the bottleneck;
-    `gamma` is the seconds that a rank's network side takes to reduce one byte; `guests` are ranks, each with the host
-    that it is on although its number is not of that host.
+    `gamma` is the seconds that a rank's network side takes to reduce one byte; `host_overrides` are pairs of a
+    rank and the host that it is on although its number is of another.
     """
 
     between: Link
@@ -50,11 +50,11 @@ class NetworkModel:
     backbone_beta: float | None = None
     gamma: float = 0.0
     slow: tuple[SlowPair, ...] = ()
-    guests: tuple[tuple[int, int], ...] = ()
+    host_overrides: tuple[tuple[int, int], ...] = ()
 
     def host_of(self, rank: int) -> int:
         home = rank // self.ranks_per_host if self.ranks_per_host else rank
-        return next((host for guest, host in self.guests if guest == rank), home)
+        return next((host for moved, host in self.host_overrides if moved == rank), home)
 
     def link(self, source: int, target: int) -> Link:
         """Cost of a message that meets no other."""
@@ -145,7 +145,7 @@ class LinkSchedule:
 
 @dataclass(frozen=True)
 class NetworkFit:
-    """What was timed (bytes, seconds of one way), and the line through it."""
+    """Times of messages (bytes, seconds of one way), and the line through them."""
 
     sizes: tuple[int, ...]
     times: tuple[float, ...]

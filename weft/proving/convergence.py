@@ -7,7 +7,7 @@ from dataclasses import replace
 from weft.distributed.place import LaunchedPlace
 from weft.distributed.realise import RunSpec, realise
 from weft.engines.local import run_ranks, threads_per_rank
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.errors import DivergedError, RankFailedError, TrainingError, UsageError
 from weft.metrics.convergence import MIN_SEEDS, Convergence, check_reference, judge_convergence
 from weft.specs import Plan
@@ -44,7 +44,7 @@ def check_convergence(recipe: Recipe, *, seeds: Sequence[int], margin: float = 0
     check_reference(reference)
     arguments = {"recipe": recipe.to_dict(), "seeds": list(seeds)}
     try:
-        found = run_ranks(Program("weft.proving.convergence:samples_of_rank", arguments), num_ranks)[0]
+        found = run_ranks(RankProgram("weft.proving.convergence:samples_of_rank", arguments), num_ranks)[0]
     except RankFailedError as error:
         if error.exit_code != TrainingError.exit_code:
             raise

@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.errors import UsageError
 from weft.graph import Difference, State, relative_error
 from weft.proving.first_operator import blame_operator
-from weft.proving.recorded_run import Piece, RecordedRun, cast_state, compute_piece
+from weft.proving.recorded_run import ExecutorCall, RecordedRun, call_executor, cast_state
 from weft.torch_private import use_determinism
 from weft.training.build import FOR_INFERENCE, TOLERANCES, build_splits, build_task, check_recipe
 from weft.training.component import Component
@@ -38,7 +38,7 @@ that should be nothing is all rounding."""
 
 @dataclass(frozen=True)
 class ExecutorProof:
-    """What a comparison found. Errors are relative to their tensor's largest value; a tolerance of 0 is bitwise."""
+    """The finding of a comparison. Errors are relative to their tensor's largest value; a tolerance of 0 is bitwise."""
 
     passed: bool
     is_bitwise: bool
@@ -56,12 +56,12 @@ class _Comparison:
     what: str
     error: float
     limit: float
-    piece: Piece  # the reference's, from which the difference can be computed again
+    piece: ExecutorCall  # the reference's, from which the difference can be computed again
 
 
 @dataclass(frozen=True)
 class _Setting:
-    """What is compared on what: the recipe with the one executor and with the other, subject first."""
+    """Both sides of a comparison and their data: the recipe with the one executor and with the other, subject first."""
 
     recipes: tuple[Recipe, Recipe]
     splits: Splits
@@ -108,7 +108,7 @@ def _train(setting: _Setting, num_steps: int) -> Iterator[tuple[int, _Comparison
     for step in range(num_steps):
         found, expected = subject.take_step(), reference.take_step()
         if probe is not None:
-            found = [compute_piece(probe, piece.model, piece.batch) for piece in expected]
+            found = [call_executor(probe, piece.model, piece.batch) for piece in expected]
         for run in trained[1:]:
             run.take_step()
         yield from ((step, compared) for compared in _of_one_step(found, expected, limit))
@@ -121,7 +121,7 @@ def _evaluate(setting: _Setting, num_steps: int) -> Iterator[tuple[int, _Compari
     executors = [build_task(recipe, setting.splits, setting.seed)[0].executor for recipe in setting.recipes]
     for step in range(num_steps):
         batch = run.take_step()[-1].batch
-        piece = Piece(cast_state(run.state.model, run.state.model), batch)
+        piece = ExecutorCall(cast_state(run.state.model, run.state.model), batch)
         found, expected = (e.infer(cast_state(piece.model, e.initial_state()), batch) for e in executors)
         for name in ("loss", "predictions"):
             error, place = relative_error(getattr(found, name), getattr(expected, name))
@@ -129,7 +129,7 @@ def _evaluate(setting: _Setting, num_steps: int) -> Iterator[tuple[int, _Compari
 
 
 def tolerance_of(*executors: str) -> float:
-    """What executors are held to: the widest of the tolerances that each states against eager mode.
+    """The tolerance for a pair of executors: the widest of the tolerances that each states against eager mode.
 
     >>> tolerance_of("graph", "eager")
     0.0
@@ -147,7 +147,9 @@ def _with_executor(recipe: Recipe, name: str, is_training: bool = True) -> Recip
     return chosen
 
 
-def _of_one_step(found: Sequence[Piece], expected: Sequence[Piece], limit: float) -> Iterator[_Comparison]:
+def _of_one_step(
+    found: Sequence[ExecutorCall], expected: Sequence[ExecutorCall], limit: float
+) -> Iterator[_Comparison]:
     assert len(found) == len(expected)
     for own, other in zip(found, expected, strict=True):
         for name, tensor in other.results.items():
@@ -164,7 +166,7 @@ def _of_one_step(found: Sequence[Piece], expected: Sequence[Piece], limit: float
             yield _Comparison(f"gradient {name}{place}", error, limit, other)
 
 
-def _of_all_steps(run: RecordedRun, reference: RecordedRun, last: Piece, limit: float) -> Iterator[_Comparison]:
+def _of_all_steps(run: RecordedRun, reference: RecordedRun, last: ExecutorCall, limit: float) -> Iterator[_Comparison]:
     mine = run.tensors()
     if limit == 0:
         for name, tensor in reference.tensors().items():

@@ -20,8 +20,8 @@ from weft.graph import (
     inference_step,
     training_step,
 )
-from weft.graph.structure import pick
-from weft.proving.recorded_run import Piece, cast_state
+from weft.graph.ir.pytree import flatten_as
+from weft.proving.recorded_run import ExecutorCall, cast_state
 from weft.specs import Batch
 from weft.training.build import EXECUTORS
 from weft.training.component import build
@@ -34,7 +34,7 @@ __all__ = ["blame_operator"]
 
 
 def blame_operator(
-    recipes: Sequence[Recipe], splits: Splits, piece: Piece, tolerance: float, *, is_training: bool = True
+    recipes: Sequence[Recipe], splits: Splits, piece: ExecutorCall, tolerance: float, *, is_training: bool = True
 ) -> Difference | None:
     """Replay one call of two executors, the subject first in `recipes`, one operator after the other."""
     subject, reference = (_Side(recipe, splits, piece, is_training) for recipe in recipes)
@@ -46,7 +46,7 @@ def blame_operator(
 class _Side:
     """An executor as a program, and its inputs. What is not made of graphs (eager mode) is its captured step."""
 
-    def __init__(self, recipe: Recipe, splits: Splits, piece: Piece, is_training: bool) -> None:
+    def __init__(self, recipe: Recipe, splits: Splits, piece: ExecutorCall, is_training: bool) -> None:
         module: nn.Module = build(recipe.fixed.model, MODELS, "model", splits.task)
         loss: Loss = build(recipe.fixed.loss, LOSSES, "loss")
         executor: AbstractExecutor = build(recipe.mutable.executor, EXECUTORS, "executor", module, loss)
@@ -64,7 +64,7 @@ class _Side:
 
 def _inputs(graph: Graph, state: State, batch: Batch) -> list[Tensor]:
     tensors, data = _plain(state, batch)
-    return pick(graph.arguments, {"state": tensors, "batch": data}, len(graph.placeholders))
+    return flatten_as(graph.arguments, {"state": tensors, "batch": data}, len(graph.placeholders))
 
 
 def _plain(state: State, batch: Batch) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -38,7 +38,7 @@ Gradients = Mapping[str, Tensor | None]
 
 @dataclass(frozen=True)
 class Computed:
-    """What a rank makes of a share of a batch: the mean gradient, the share that it is, the learning rate there."""
+    """The result of a rank on a share of a batch: the mean gradient, the share that it is, the learning rate there."""
 
     gradients: Gradients
     share: float
@@ -51,7 +51,7 @@ Compute = Callable[[Replica, int, int], Computed]
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained.
+    """The model, its optimizers, its cuts and the ranks as they begin.
 
     Args:
         make_optimizer: a new one for each shard and rank, as some keep their state to themselves.

@@ -33,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the ranks of one run left behind: tensors of each, by names of the method's own, and the folder in which
+    """The traces that the ranks of one run left: tensors of each, by names of the method's own, and the folder in which
     decisions are recorded."""
 
     ranks: Sequence[dict[str, Tensor]]

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from weft.distributed.place import LaunchedPlace
 from weft.distributed.realise import RunSpec, realise
 from weft.engines.local import run_ranks, threads_per_rank
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.engines.tolerance import tolerance_of
 from weft.proving.lockstep import Lockstep
 from weft.proving.method import AbstractMethod, Case, Evidence
@@ -65,7 +65,7 @@ def _gather(recipe: Recipe, run: Path, seed: int, num_steps: int, replay: Path |
     plan = recipe.mutable.plan
     arguments = {"recipe": recipe.to_dict(), "folder": str(run), "seed": seed, "num_steps": num_steps}
     arguments["replay"] = None if replay is None else str(replay)
-    program = Program("weft.proving.plan_proof:trace_rank", arguments)
+    program = RankProgram("weft.proving.plan_proof:trace_rank", arguments)
     run_ranks(program, plan.roles.num_processes, tolerance=tolerance_of(plan))
     return Evidence([load_file(_file_of(run, rank)) for rank in range(plan.num_ranks)], run)
 

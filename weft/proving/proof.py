@@ -10,8 +10,8 @@ from weft.graph import relative_error
 from weft.training.optimizers import OptimizerState
 
 __all__ = [
-    "Comparison",
     "Proof",
+    "TensorComparison",
     "Trace",
     "are_equal",
     "clone",
@@ -32,7 +32,7 @@ Slots, because parameters alone do not tell all: Adam takes the same step for a 
 
 @dataclass(frozen=True)
 class Proof:
-    """What a comparison found. `largest_error` is relative to the largest value of its tensor."""
+    """The finding of a comparison. `largest_error` is relative to the largest value of its tensor."""
 
     passed: bool
     is_bitwise: bool
@@ -47,7 +47,7 @@ def failed(finding: str, num_steps: int, tolerance: float, largest: float = floa
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TensorComparison:
     """Tensors that were found against those that were expected; `off` tells the first that is not within tolerance."""
 
     largest: float
@@ -59,7 +59,9 @@ class Comparison:
         return "to the last bit" if self.is_bitwise else f"to {self.largest:.2g} of each tensor's largest value"
 
 
-def compare_all(held: Iterable[tuple[str, Mapping[str, Tensor], Mapping[str, Tensor]]], tolerance: float) -> Comparison:
+def compare_all(
+    held: Iterable[tuple[str, Mapping[str, Tensor], Mapping[str, Tensor]]], tolerance: float
+) -> TensorComparison:
     """The first tensor that is off, or how far the furthest is.
 
     Args:
@@ -72,8 +74,10 @@ def compare_all(held: Iterable[tuple[str, Mapping[str, Tensor], Mapping[str, Ten
             error, place = error_of(found[name], tensor)
             largest = max(largest, error)
             if not error <= tolerance:
-                return Comparison(largest, False, f"{where}{name}{place} is off by {error:.3g} of its largest value")
-    return Comparison(largest, is_bitwise)
+                return TensorComparison(
+                    largest, False, f"{where}{name}{place} is off by {error:.3g} of its largest value"
+                )
+    return TensorComparison(largest, is_bitwise)
 
 
 def error_of(found: Tensor, expected: Tensor) -> tuple[float, str]:
@@ -87,7 +91,7 @@ def are_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool
 
 
 def copy_of(parameters: Mapping[str, Tensor], optimizer: OptimizerState) -> dict[str, Tensor]:
-    """What a trace holds of a step."""
+    """Copies of parameters and slots, as a trace holds them for each step."""
     slots = {f"{name} ({slot})": tensor for name, own in optimizer.slots.items() for slot, tensor in own.items()}
     return clone({**parameters, **slots})
 
@@ -102,7 +106,7 @@ def pack_trace(trace: Trace) -> dict[str, Tensor]:
 
 
 def unpack_trace(tensors: Mapping[str, Tensor]) -> Trace:
-    """What `pack_trace` packed; tensors of other names are left out."""
+    """The inverse of `pack_trace`; tensors of other names are left out."""
     trace: Trace = []
     for key, tensor in tensors.items():
         step, _, name = key.partition("/")

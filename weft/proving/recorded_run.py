@@ -14,11 +14,11 @@ from weft.training.datasets import Splits
 from weft.training.loop import Task, take_step
 from weft.training.recipe import Recipe
 
-__all__ = ["Piece", "RecordedRun", "cast_state", "compute_piece"]
+__all__ = ["ExecutorCall", "RecordedRun", "call_executor", "cast_state"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class ExecutorCall:
     """One call of an executor, on a batch or a micro-batch. Gradients, loss, predictions and buffers are copies."""
 
     model: State
@@ -44,7 +44,7 @@ class RecordedRun:
         self._task: Task = replace(task, executor=self._recorder) if is_recorded else task
         self.last_loss = float("nan")
 
-    def take_step(self) -> list[Piece]:
+    def take_step(self) -> list[ExecutorCall]:
         self._recorder.pieces.clear()
         self.state, result = take_step(self._task, self.state)
         self.last_loss = result.loss
@@ -57,7 +57,7 @@ class RecordedRun:
         return {**self.state.model.parameters, **named}
 
 
-def compute_piece(executor: AbstractExecutor, model: State, batch: Batch) -> Piece:
+def call_executor(executor: AbstractExecutor, model: State, batch: Batch) -> ExecutorCall:
     """Call an executor once, on copies in its own floating-point type."""
     recorder = _Recorder(executor)
     recorder(cast_state(model, executor.initial_state()), batch, lambda _name, _gradient: None)
@@ -71,13 +71,13 @@ class _Recorder(AbstractExecutor):
 
     def __init__(self, inner: AbstractExecutor) -> None:
         self._inner = inner
-        self.pieces: list[Piece] = []
+        self.pieces: list[ExecutorCall] = []
 
     def initial_state(self) -> State:
         return self._inner.initial_state()
 
     def __call__(self, state: State, batch: Batch, on_gradient: GradientSink) -> tuple[Outputs, State]:
-        piece = Piece(cast_state(state, state), batch)
+        piece = ExecutorCall(cast_state(state, state), batch)
 
         def note(name: str, gradient: Tensor | None) -> None:
             piece.gradients[name] = None if gradient is None else gradient.clone()

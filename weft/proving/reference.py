@@ -67,7 +67,7 @@ def gradients_at(task: Task, model: State, replica: Replica, batch: Batch) -> di
 
 
 def update_of(task: Task, replica: Replica, samples: int) -> Update:
-    """What a replica's own optimizer does after so many samples."""
+    """The update of a replica's own optimizer after so many samples."""
     lr = task.optimizer.lr * task.schedule(samples)
     return Update(task.optimizer, replica.weights, replica.optimizer, lr, task.clip_norm)
 

@@ -76,7 +76,7 @@ def with_replay(case: Case, held: Proof, *, is_same: bool) -> Proof:
 
 
 def hold_to_equations(case: Case, decisions: Sequence[Sequence[Decision]], found: Mapping[str, Tensor]) -> Proof:
-    """What a training ended with against where the equations lead, updates being made as each shard recorded.
+    """Compare the end of a training with that of the equations, updates being made as each shard recorded.
 
     Of elastic ranks this is the centre, and nothing else: their own weights and optimizer state stay with them.
     """

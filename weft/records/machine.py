@@ -30,7 +30,7 @@ CPU_FEATURES = (
 
 
 def describe_machine(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> dict[str, Any]:
-    """What a reader needs to judge a time: processor, cores, memory, threads, devices.
+    """The facts by which a time is judged: processor, cores, memory, threads, devices.
 
     Host and user names are left out, so that a record can be published. What cannot be read is an empty text or zero.
     """

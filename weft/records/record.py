@@ -46,7 +46,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What `record.json` holds."""
+    """The content of `record.json`."""
 
     name: str
     recipe: dict[str, Any]  # as Recipe.to_dict() gives it; empty for a user's own measured loop

@@ -43,7 +43,7 @@ def encode_json(value: Any) -> Any:
 
 
 def decode_json(value: Any) -> Any:
-    """What `encode_json` was given, apart from types that JSON does not tell apart.
+    """The inverse of `encode_json`, apart from types that JSON does not tell apart.
 
     >>> decode_json({"best": "inf", "norm": "\\\\inf"})
     {'best': inf, 'norm': 'inf'}

@@ -23,7 +23,7 @@ from weft.report.rows import (
     spread_of,
     value_names,
 )
-from weft.report.settings import Difference, differences
+from weft.report.settings import SettingDifference, differences
 from weft.report.table import Cell, aligned, note, section
 
 __all__ = ["MetricComparison", "RunComparison", "check_comparable", "compare_runs", "render_comparison"]
@@ -44,14 +44,16 @@ class RunComparison:
     """Every metric that both runs have, and the settings that they do not share."""
 
     metrics: tuple[MetricComparison, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[SettingDifference, ...]
     notes: tuple[str, ...]
 
 
 def check_comparable(a: RunRecord, b: RunRecord) -> None:
     """Refuse two runs of different problems: their fixed parts or their data differ."""
     if a.fixed_hash != b.fixed_hash:
-        first = next((d for d in differences(a, b) if d.part == "fixed"), Difference("fixed", "name", a.name, b.name))
+        first = next(
+            (d for d in differences(a, b) if d.part == "fixed"), SettingDifference("fixed", "name", a.name, b.name)
+        )
         raise ComparisonError(
             f"runs are of different problems ({first.key}, A: {first.a}, B: {first.b}); "
             "choose runs with one fixed part, or add --force"

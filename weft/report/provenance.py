@@ -9,7 +9,7 @@ SHORT_HASH = 12
 
 
 def provenance_rows(record: RunRecord) -> list[tuple[str, str]]:
-    """What a reader needs to judge the numbers, as keys and values; what the record does not know is left out."""
+    """The facts by which numbers are judged, as keys and values; what the record does not know is left out."""
     rows = [
         *((part, _pairs(settings_of(record, part))) for part in PARTS),
         ("fixed hash", record.fixed_hash[:SHORT_HASH]),

@@ -42,7 +42,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class MetricRow:
-    """What is shown of one metric."""
+    """One metric as it is shown."""
 
     name: str
     metric: Metric

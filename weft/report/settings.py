@@ -6,14 +6,14 @@ from typing import Any
 
 from weft.records.record import RunRecord
 
-__all__ = ["PARTS", "Difference", "differences", "settings_of"]
+__all__ = ["PARTS", "SettingDifference", "differences", "settings_of"]
 
 PARTS = ("fixed", "mutable")
 ABSENT = "-"
 
 
 @dataclass(frozen=True)
-class Difference:
+class SettingDifference:
     """A setting that two runs do not share, as text."""
 
     part: str
@@ -27,13 +27,13 @@ def settings_of(record: RunRecord, part: str) -> dict[str, str]:
     return dict(_flatten(record.recipe.get(part, {})))
 
 
-def differences(a: RunRecord, b: RunRecord) -> list[Difference]:
+def differences(a: RunRecord, b: RunRecord) -> list[SettingDifference]:
     """Every setting that differs, those of the fixed part first."""
     found = []
     for part in PARTS:
         first, second = settings_of(a, part), settings_of(b, part)
         for key in dict.fromkeys([*first, *second]):
-            difference = Difference(part, key, first.get(key, ABSENT), second.get(key, ABSENT))
+            difference = SettingDifference(part, key, first.get(key, ABSENT), second.get(key, ABSENT))
             if difference.a != difference.b:
                 found.append(difference)
     return found

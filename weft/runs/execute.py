@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from weft.distributed.place import LaunchedPlace
 from weft.engines.local import run_ranks
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.engines.tolerance import tolerance_of
 from weft.errors import TrainingError, UsageError
 from weft.records.run_folder import RunFolder
@@ -42,7 +42,7 @@ def execute(make_job: Callable[[int | None], Job], *, quiet: bool, restarts: int
         if plan.num_ranks == 1:
             train_alone(job, quiet=quiet)
         else:
-            program = Program("weft.runs.rank:train_rank", {"job": job.to_json(), "quiet": quiet})
+            program = RankProgram("weft.runs.rank:train_rank", {"job": job.to_json(), "quiet": quiet})
             run_ranks(program, plan.roles.num_processes, tolerance=tolerance_of(plan, restarts))
     except TrainingError as error:
         return Finished(job.folder, error)

@@ -26,8 +26,8 @@ BESIDE_BAR = 74  # columns; two of them for the ^C that a terminal writes, which
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """What is shown of one training."""
+class ProgressView:
+    """One training as it is shown."""
 
     label: str
     started: float  # clock, seconds
@@ -61,12 +61,12 @@ class Snapshot:
         return (self.total_samples - self.samples) * self.elapsed / done if done else math.inf
 
 
-def start(label: str, event: events.TrainingStarted, now: float) -> Snapshot:
+def start(label: str, event: events.TrainingStarted, now: float) -> ProgressView:
     at = event.progress
-    return Snapshot(label, now, at.samples, now, at.samples, at.total_samples)
+    return ProgressView(label, now, at.samples, now, at.samples, at.total_samples)
 
 
-def advance(snapshot: Snapshot, event: Event, now: float) -> Snapshot:
+def advance(snapshot: ProgressView, event: Event, now: float) -> ProgressView:
     """The snapshot after an event of the same training."""
     match event:
         case events.StepEnded(progress, result, seconds):
@@ -123,7 +123,7 @@ class LiveProgress:
 
     def __init__(self, bars: Bars, labels: Sequence[str], clock: Clock) -> None:
         self._bars, self._labels, self._clock = bars, iter(labels), clock
-        self._snapshot: Snapshot | None = None
+        self._snapshot: ProgressView | None = None
         self._task = TaskID(0)
         self._drawn = -math.inf
 
@@ -147,7 +147,7 @@ class PlainProgress:
 
     def __init__(self, console: Console, labels: Sequence[str], clock: Clock) -> None:
         self._console, self._labels, self._clock = console, iter(labels), clock
-        self._snapshot: Snapshot | None = None
+        self._snapshot: ProgressView | None = None
         self._next_mark = 0
         self._next_seconds = FIRST_LINE_SECONDS
 
@@ -164,7 +164,7 @@ class PlainProgress:
             for line in self._lines(self._snapshot, event):
                 self._print(line)
 
-    def _lines(self, snapshot: Snapshot, event: Event) -> Iterator[str]:
+    def _lines(self, snapshot: ProgressView, event: Event) -> Iterator[str]:
         match event:
             case events.StepEnded():
                 if _mark(snapshot) >= self._next_mark or snapshot.elapsed >= self._next_seconds:
@@ -176,7 +176,7 @@ class PlainProgress:
             case events.TrainingEnded(_, reason):
                 yield f"{snapshot.label}  {reason} after {format_duration(snapshot.elapsed)}"
 
-    def _plan_next_line(self, snapshot: Snapshot) -> None:
+    def _plan_next_line(self, snapshot: ProgressView) -> None:
         self._next_mark = _mark(snapshot) + 1
         while self._next_seconds <= snapshot.elapsed:
             self._next_seconds *= 2
@@ -185,12 +185,12 @@ class PlainProgress:
         self._console.print(line, soft_wrap=True)
 
 
-def _mark(snapshot: Snapshot) -> int:
+def _mark(snapshot: ProgressView) -> int:
     return int(snapshot.fraction * LINES_PER_TRAINING)
 
 
-def bar_numbers(snapshot: Snapshot) -> str:
-    """What stands beside a bar: first how it goes, in the end why and when it ended."""
+def bar_numbers(snapshot: ProgressView) -> str:
+    """The text beside a bar: first how it goes, in the end why and when it ended."""
     parts = [f"loss {format_plain(snapshot.loss)}", f"{snapshot.throughput:,.0f} samples/s", snapshot.evaluated]
     if snapshot.reason:
         parts = [snapshot.evaluated, f"{snapshot.reason.partition(' (')[0]} after {format_duration(snapshot.elapsed)}"]
@@ -199,5 +199,5 @@ def bar_numbers(snapshot: Snapshot) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def step_line(snapshot: Snapshot) -> str:
+def step_line(snapshot: ProgressView) -> str:
     return f"{snapshot.label}  {snapshot.fraction:4.0%}  {bar_numbers(snapshot)}"

@@ -1,4 +1,4 @@
-"""What computation costs in virtual time: a training step as data, charged piece by piece as gradients become ready.
+"""The cost of computation in virtual time: a training step as data, charged piece by piece as gradients become ready.
 
 A rank's own time, and the network's, of a step with two buckets:
 

@@ -8,9 +8,9 @@ from typing import Any, NoReturn, TypeVar, final
 
 from weft.distributed.group.faulty import Fault, Kill
 from weft.distributed.group.group import AbstractGroup
-from weft.distributed.group.virtual import die
 from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, VirtualMailbox
 from weft.distributed.place import AbstractPlace
+from weft.distributed.virtual import die
 from weft.errors import PeerLostError
 from weft.planning.network import NetworkModel
 from weft.simulation.computation import ChargingOptimizer, ComputeModel
@@ -98,7 +98,7 @@ class VirtualPlace(AbstractPlace):
 
 
 def _end_run(rank: int, role: str) -> NoReturn:
-    """What is done by whoever started the processes, when one dies that no other can stand in for."""
+    """End the run, as whoever started the processes would, when one dies that no other can stand in for."""
     raise PeerLostError(f"rank {rank} is lost, and the run with it (rank {rank} was {role}); start again", rank)
 
 
@@ -107,5 +107,7 @@ def with_host_servers(network: NetworkModel, plan: Plan) -> NetworkModel:
     if not network.ranks_per_host:
         return network
     first = plan.roles.num_addresses - plan.num_hosts
-    guests = tuple((first + host, network.host_of(host * plan.ranks_per_host)) for host in range(plan.num_hosts))
-    return replace(network, guests=guests)
+    host_overrides = tuple(
+        (first + host, network.host_of(host * plan.ranks_per_host)) for host in range(plan.num_hosts)
+    )
+    return replace(network, host_overrides=host_overrides)

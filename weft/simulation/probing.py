@@ -1,4 +1,4 @@
-"""What messages cost on the ranks at hand: inside a host, and over sockets."""
+"""The cost of messages on the ranks at hand: inside a host, and over sockets."""
 
 import socket
 import time
@@ -12,7 +12,7 @@ from weft.distributed.collectives import choose, probe
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.place import Launch, find_launch, open_group
 from weft.engines.local import run_ranks
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.errors import UsageError
 from weft.planning.cluster import ClusterSpec
 from weft.planning.collective_cost import AllReduceAlgorithm, all_reduce_cost, estimate
@@ -51,7 +51,7 @@ def probe_cluster(num_ranks: int = 2) -> ClusterProbe | None:
         return _from_json(found) if launch.rank == 0 else None
     if num_ranks < 2:
         raise UsageError(f"a probe needs two ranks (ranks: {num_ranks}); run it with --workers 2 or more")
-    return _from_json(run_ranks(Program("weft.simulation.probing:probe_rank", {}), num_ranks)[0])
+    return _from_json(run_ranks(RankProgram("weft.simulation.probing:probe_rank", {}), num_ranks)[0])
 
 
 def probe_rank() -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _gather_hosts(group: AbstractGroup, launch: Launch) -> list[str]:
 
 
 def seconds_per_byte_reduced(num_repeats: int = 15) -> float:
-    """What adding one byte of a message to another costs this rank."""
+    """The seconds that adding one byte of a message to another takes."""
     total, other = torch.zeros(REDUCED_BYTES // 4), torch.ones(REDUCED_BYTES // 4)
     seconds = []
     for _ in range(num_repeats):

@@ -11,9 +11,9 @@ from typing import Any
 
 from weft.distributed.group.faulty import Fault
 from weft.distributed.group.group import AbstractGroup
-from weft.distributed.group.virtual import TEN_GIGABIT, Span, run_virtual
 from weft.distributed.place.topology import algorithm_of
 from weft.distributed.realise import RunSpec, realise
+from weft.distributed.virtual import TEN_GIGABIT, TraceEvent, run_virtual
 from weft.errors import PeerLostError, TrainingError, UsageError
 from weft.planning.network import NetworkModel
 from weft.records.record import RunRecord
@@ -53,7 +53,7 @@ class Simulation:
     num_events: int
     real_seconds: float
     idle_shares: tuple[float, ...]  # of each rank's time in training, a mean over the seeds; nan of one that died
-    trace: tuple[Span, ...] = ()
+    trace: tuple[TraceEvent, ...] = ()
 
     @property
     def events_per_second(self) -> float:
@@ -144,7 +144,7 @@ def simulate(
 
 @dataclass(frozen=True, kw_only=True)
 class _RankProgram:
-    """What every virtual rank runs: the recipe, at its own pace."""
+    """The program of every virtual rank: the recipe, at its own pace."""
 
     recipe: Recipe
     splits: Splits
@@ -212,7 +212,7 @@ def _with_idle(record: RunRecord, idle: Sequence[Sequence[float]]) -> RunRecord:
 
 
 def clock_rules(network: NetworkModel, compute: ComputeModel, stragglers: Sequence[Straggler] = ()) -> str:
-    """What the times of a simulated run mean, in words."""
+    """The meaning of the times of a simulated run, in words."""
     slow = f"; {', '.join(map(str, stragglers))}" if stragglers else ""
     inside = f" ({network.inside.alpha:g} s and {network.inside.beta:g} s/B inside a host)" if network.inside else ""
     return (

@@ -93,7 +93,7 @@ class Plan:
 
     @property
     def roles(self) -> Roles:
-        """What each address of the plan is for, and which process it is in.
+        """The role of each address of the plan, and the process it is in.
 
         >>> from weft.specs import parse_plan
         >>> parse_plan("data=2 consistency=async topology=server").roles.names

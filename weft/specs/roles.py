@@ -40,7 +40,7 @@ class Roles:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each process is for, in words."""
+        """The roles of each process, in words."""
         return tuple(", ".join(filter(None, map(self._name, addresses))) for addresses in self.processes)
 
     @property

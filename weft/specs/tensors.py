@@ -21,7 +21,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """What a model must accept and produce: one input sample, and the size of the last output dimension."""
+    """The input and output of a model: one input sample, and the size of the last output dimension."""
 
     input: TensorSpec
     num_outputs: int
@@ -40,7 +40,7 @@ class Batch:
 
     @property
     def num_targets(self) -> int:
-        """What the batch weighs in a mean: its class indices without padding, or else its samples."""
+        """The weight of the batch in a mean: its class indices without padding, or else its samples."""
         first = self.targets[0]
         return len(self) if first.is_floating_point() else int((first != IGNORED).sum())
 

@@ -1,4 +1,4 @@
-"""What happens during training, as data. A listener is any function that takes an event."""
+"""Events of a training, as data. A listener is any function that takes an event."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step tells about itself."""
+    """Loss, learning rate, samples and traffic of a step."""
 
     loss: float
     lr: float

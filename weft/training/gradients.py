@@ -58,7 +58,7 @@ def clip_by_norm(gradients: Gradients, limit: float) -> Gradients:
 
 
 def clip_factor(norms: Sequence[Tensor], limit: float) -> Tensor:
-    """What gradients with these L2 norms are multiplied by, so that their joint norm is at most `limit`."""
+    """The factor that brings the joint norm of gradients with these L2 norms down to `limit`."""
     factor: Tensor = limit / (torch.linalg.vector_norm(torch.stack(list(norms))) + 1e-6)
     return factor.clamp(max=1.0)
 

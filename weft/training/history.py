@@ -1,4 +1,4 @@
-"""What a run keeps of its own past: every evaluation and every step's loss and seconds."""
+"""The history of a training: every evaluation and every step's loss and seconds."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any

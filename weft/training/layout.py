@@ -47,7 +47,7 @@ def sharded(dim: int) -> Layout:
 
 
 def part_for(layout: Layout, parts: Sequence[Tensor], rank: int, world_size: int) -> Tensor | None:
-    """What `rank` of `world_size` gets of a tensor that was saved as `parts`, one per rank that saved it.
+    """The part of `rank` among `world_size`, of a tensor that was saved as `parts`, one per rank that saved it.
 
     None means that nothing saved fits this rank (a new rank's own state): it starts afresh.
     """
@@ -65,5 +65,5 @@ def part_for(layout: Layout, parts: Sequence[Tensor], rank: int, world_size: int
 
 
 def mean_of(parts: Sequence[Tensor]) -> Tensor:
-    """What ranks with different tensors stand for; counters are the same on all of them."""
+    """The mean of the tensors of several ranks; counters are the same on all of them."""
     return torch.stack(list(parts)).mean(0) if parts[0].is_floating_point() else parts[0]

@@ -29,7 +29,7 @@ __all__ = ["Task", "TrainingState", "take_step", "train"]
 
 @dataclass(frozen=True)
 class Task:
-    """What does not change while training: the parts of a recipe, built."""
+    """The constant parts of a training: those of a recipe, built."""
 
     splits: Splits
     executor: AbstractExecutor
@@ -48,7 +48,7 @@ class Task:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What does change: a checkpoint holds this and nothing else is needed to go on to the same bits."""
+    """The changing part of a training: a checkpoint holds this and nothing else is needed to go on to the same bits."""
 
     model: State
     optimizer: OptimizerState

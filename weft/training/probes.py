@@ -1,4 +1,4 @@
-"""What a step costs and what the sampler does, measured once, off the clock."""
+"""Probes of the cost of a step and of the order of samples, taken once, off the clock."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -72,7 +72,7 @@ def probe_step(task: Task, state: TrainingState, throughput: float) -> dict[str,
 def probe_scaling(
     task: Task, state: TrainingState, step_time: float, now: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """What working together cost: the steps of one rank alone, on as many samples as it had, against those of all.
+    """The price of working together: the steps of one rank alone, on as many samples as it had, against those of all.
 
     Rank 0 takes the steps while the others wait. Its state is put back, for it is what was trained.
     """

@@ -19,7 +19,7 @@ Part = TypeVar("Part", "Fixed", "Mutable")
 
 @dataclass(frozen=True)
 class Fixed:
-    """What makes two results comparable: runs whose fixed parts differ are not the same problem."""
+    """The problem itself, by which results are comparable: runs whose fixed parts differ are not the same problem."""
 
     model: Component
     data: Component
@@ -35,7 +35,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Mutable:
-    """What may be tuned. The batch size is global: that of all ranks together."""
+    """The settings that may be tuned. The batch size is global: that of all ranks together."""
 
     batch_size: int
     optimizer: Component

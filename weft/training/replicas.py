@@ -31,7 +31,7 @@ __all__ = ["AbstractReplicas", "Consensus", "SoloReplicas", "Traffic", "Update"]
 
 @dataclass(frozen=True)
 class Update:
-    """What to do with the gradients once they are exchanged."""
+    """An update, to be applied once gradients are exchanged."""
 
     optimizer: AbstractOptimizer
     parameters: Mapping[str, Tensor]
@@ -48,7 +48,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the exchange of one step cost this rank."""
+    """The cost of one step's exchange for this rank."""
 
     exposed: float = 0.0  # seconds that the rank waited
     hidden: float = 0.0  # seconds that messages were under way while it computed
@@ -153,7 +153,7 @@ class AbstractReplicas(ABC):
 
     @abstractmethod
     def memory(self) -> Mapping[str, Entry]:
-        """What the exchange itself carries from step to step, by names of its own, as a checkpoint holds it."""
+        """The state that the exchange itself carries from step to step, by names of its own, for a checkpoint."""
 
     @abstractmethod
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:

@@ -1,4 +1,4 @@
-"""What surrounds a training: whose time passes, who loads the data, what its parts are wrapped in."""
+"""The surroundings of a training: its clock, its data, and wrappers of its parts."""
 
 import time
 from collections.abc import Callable

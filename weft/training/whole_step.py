@@ -6,7 +6,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from weft.graph import AbstractExecutor, GraphExecutor, State, Update, WholeStep
+from weft.graph import AbstractExecutor, GraphExecutor, State, UpdateFunction, WholeStep
 from weft.specs import Batch
 from weft.training.gradients import clip_by_norm
 from weft.training.optimizers import AbstractOptimizer, AbstractRule, Optimizer, OptimizerState, Shared
@@ -16,7 +16,7 @@ __all__ = ["StepInOne", "step_in_one", "update_of"]
 
 @final
 class StepInOne:
-    """What an executor and an optimizer do in one step; a loss that is not finite changes no parameter."""
+    """A forward, backward and update in one program; a loss that is not finite changes no parameter."""
 
     def __init__(self, executor: AbstractExecutor, optimizer: AbstractOptimizer, whole: WholeStep) -> None:
         self._parts = executor, optimizer
@@ -57,7 +57,7 @@ def step_in_one(
     return None if whole is None else StepInOne(executor, optimizer, whole)
 
 
-def update_of(rule: AbstractRule, clip_norm: float | None) -> Update:
+def update_of(rule: AbstractRule, clip_norm: float | None) -> UpdateFunction:
     """A rule over all parameters as a pure function; memory is `{"step", "slots"}`, settings are `{"lr"}`."""
 
     def update(

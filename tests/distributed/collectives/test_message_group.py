@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from weft.distributed.collectives import AlgorithmChoice, AlgorithmName, MessageGroup, choose, probe
 from weft.distributed.collectives.message_group import FIRST_COLLECTIVE_TAG
 from weft.distributed.group import AbstractGroup, AllReduce, GroupTraffic, RecordingGroup, Recv, SoloGroup
-from weft.distributed.group.virtual import run_virtual
+from weft.distributed.virtual import run_virtual
 from weft.errors import UsageError
 from weft.planning import (
     ALL_REDUCE_ALGORITHMS,
@@ -148,7 +148,7 @@ def test_tags_of_collectives_are_refused_to_messages() -> None:
         run_virtual(program, 2)
 
 
-def test_an_exchange_moves_while_its_rank_waits_for_a_message() -> None:
+def test_a_collective_moves_while_its_rank_waits_for_a_message() -> None:
     """Rank 1 sends only after the all-reduce, which rank 0 has started but not waited for."""
 
     def program(group: AbstractGroup) -> float:
@@ -168,7 +168,7 @@ def test_an_exchange_moves_while_its_rank_waits_for_a_message() -> None:
 
 
 def test_closing_the_group_ends_what_is_under_way() -> None:
-    """To wait for it used to raise a ValueError of the list of exchanges."""
+    """To wait for it used to raise a ValueError of the list of collectives."""
 
     def program(group: AbstractGroup) -> bool:
         messages = MessageGroup(group, AlgorithmChoice("ring"))

@@ -7,8 +7,8 @@ from tests.distributed.placement.cases import RankOrderGroup
 from tests.proving.test_lockstep import case_of, small_mlp
 from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.place import find_launch, open_group
+from weft.distributed.virtual import run_virtual
 from weft.proving.lockstep import Lockstep, compare_ranks, trace_ranks, trace_references
 from weft.proving.method import Case
 from weft.proving.proof import Proof, Trace

@@ -11,12 +11,14 @@ from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.collectives import AlgorithmChoice, MessageGroup
 from weft.distributed.consistency import GRAPHS, make_mixing
 from weft.distributed.group import AbstractGroup, RecordingGroup
-from weft.distributed.group.virtual import run_virtual
+from weft.distributed.virtual import run_virtual
 from weft.errors import UsageError
 from weft.graph import State
-from weft.planning.consistency_cost import consistency_cost, num_neighbours
+from weft.planning import estimate, plan_cost
+from weft.planning.gossip_graphs import num_neighbours
+from weft.planning.plan_cost import PLAN_COSTS
 from weft.specs import parse_plan
-from weft.specs.plan import Choice
+from weft.specs.axes import AXES
 from weft.training.optimizers import Momentum, Optimizer
 from weft.training.replicas import Update
 
@@ -64,8 +66,7 @@ def count(size: int, consistency: str) -> tuple[list[int], list[int]]:
 @pytest.mark.parametrize("size", [2, 4])
 def test_bytes_are_those_of_the_formula(size: int, consistency: str) -> None:
     num_bytes = sum(parameter.nbytes for parameter in make_parameters().values())
-    choice = parse_plan(f"data={size} consistency={consistency}").consistency
-    cost = consistency_cost(choice, size, num_bytes, state_bytes=num_bytes)
+    cost = plan_cost(parse_plan(f"data={size} consistency={consistency}"), num_bytes, state_bytes=num_bytes)
     sent, _ = count(size, consistency)
     assert sum(sent) == cost.total_bytes * NUM_STEPS
     assert max(sent) == cost.rank_bytes * NUM_STEPS
@@ -73,9 +74,9 @@ def test_bytes_are_those_of_the_formula(size: int, consistency: str) -> None:
 
 def test_a_formula_that_is_wrong_is_seen() -> None:
     sent, _ = count(4, "local(4)")
-    wrong = parse_plan("data=4 consistency=local(3)").consistency
+    wrong = parse_plan("data=4 consistency=local(3)")
     num_bytes = sum(parameter.nbytes for parameter in make_parameters().values())
-    assert sum(sent) != consistency_cost(wrong, 4, num_bytes).total_bytes * NUM_STEPS
+    assert sum(sent) != plan_cost(wrong, num_bytes).total_bytes * NUM_STEPS
 
 
 def test_a_rank_tells_what_it_hands_over() -> None:
@@ -95,13 +96,24 @@ def test_the_planner_counts_the_neighbours_that_there_are(name: str, size: int) 
 
 
 def test_relaxed_plans_are_cheaper_than_a_step_together() -> None:
-    together = consistency_cost(Choice("sync"), 64, 1e6)
+    together = plan_cost(parse_plan("data=64"), 1e6)
     for text in ("local(8)", "gossip(ring)", "elastic(64)"):
-        cost = consistency_cost(parse_plan(f"data=64 consistency={text}").consistency, 64, 1e6)
+        cost = plan_cost(parse_plan(f"data=64 consistency={text}"), 1e6)
         assert cost.rounds < together.rounds
-    assert consistency_cost(parse_plan("data=64 consistency=local(8)").consistency, 64, 1e6).rank_bytes < 0.25e6
+        assert estimate(cost, alpha=3e-5, beta=8e-10) < estimate(together, alpha=3e-5, beta=8e-10)
+    assert plan_cost(parse_plan("data=64 consistency=local(8)"), 1e6).rank_bytes < 0.25e6
 
 
-def test_a_consistency_without_a_formula_is_refused() -> None:
-    with pytest.raises(UsageError, match="cost of this consistency is not known"):
-        consistency_cost(Choice("async"), 2, 1.0)
+def test_an_all_reduce_costs_what_its_topology_does() -> None:
+    tree, ring = (plan_cost(parse_plan(f"data=8 topology={name}"), 1000.0) for name in ("tree", "ring"))
+    assert (tree.rounds, ring.rounds) == (6, 14)
+    assert plan_cost(parse_plan("data=8 topology=hierarchical(4)"), 1000.0).rounds == 8
+
+
+def test_every_consistency_has_a_row() -> None:
+    assert {name for name, _ in PLAN_COSTS} == set(AXES["consistency"])
+
+
+def test_a_plan_without_a_formula_is_refused() -> None:
+    with pytest.raises(UsageError, match="cost of this plan is not known"):
+        plan_cost(parse_plan("data=2 topology=server"), 1.0)

@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.distributed.consistency.cases import make_replicas
 from tests.distributed.placement.cases import gradients_of_rank, make_parameters
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
+from weft.distributed.virtual import run_virtual
 from weft.graph import State
 from weft.training.optimizers import SGD, AbstractOptimizer, Momentum, Optimizer
 from weft.training.replicas import Update

@@ -14,8 +14,8 @@ from tests.training.planted import ignore
 from weft.distributed.consistency.server import ServedReplicas, serve, settings_of
 from weft.distributed.consistency.server.decisions import read_decisions
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox
+from weft.distributed.virtual import run_virtual
 from weft.graph import relative_error
 from weft.proving.lockstep import Lockstep, compare_ranks, trace_ranks, trace_references
 from weft.proving.method import Case

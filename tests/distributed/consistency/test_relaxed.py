@@ -18,8 +18,8 @@ from weft.distributed.consistency.agreement import Agreement
 from weft.distributed.consistency.pairs import GossipReplicas
 from weft.distributed.consistency.server import ServedReplicas, serve, settings_of
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox
+from weft.distributed.virtual import run_virtual
 from weft.errors import DivergedError
 from weft.records.record import Repetition, RunRecord
 from weft.records.record_file import read_record

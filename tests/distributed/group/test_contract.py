@@ -12,7 +12,6 @@ from torch import Tensor
 from tests.distributed.group import contract
 from weft.distributed.collectives import AlgorithmChoice, AlgorithmName, MessageGroup
 from weft.distributed.group import (
-    AbstractClock,
     AbstractGroup,
     AbstractWork,
     AllGather,
@@ -29,7 +28,7 @@ from weft.distributed.group import (
     Send,
     SoloGroup,
 )
-from weft.distributed.group.virtual import die, run_virtual
+from weft.distributed.virtual import die, run_virtual
 from weft.errors import TrainingError
 
 SIZES = range(1, 9)
@@ -139,24 +138,9 @@ class BrokenGroup(AbstractGroup):
     """Hands every call to `sabotage(group, call)`."""
 
     def __init__(self, inner: AbstractGroup, sabotage: "Sabotage") -> None:
+        super().__init__(inner.rank, inner.size, clock=inner.clock, generation=inner.generation)
         self.inner = inner
         self.sabotage = sabotage
-
-    @property
-    def rank(self) -> int:
-        return self.inner.rank
-
-    @property
-    def size(self) -> int:
-        return self.inner.size
-
-    @property
-    def generation(self) -> int:
-        return self.inner.generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self.inner.clock
 
     def start(self, call: Call) -> AbstractWork:
         return self.sabotage(self.inner, call)

@@ -18,7 +18,7 @@ from weft.distributed.group import (
     SlowRank,
     SoloGroup,
 )
-from weft.distributed.group.virtual import die, run_virtual
+from weft.distributed.virtual import die, run_virtual
 from weft.errors import PeerLostError
 from weft.planning import Link, NetworkModel
 

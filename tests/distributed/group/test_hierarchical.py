@@ -11,7 +11,7 @@ from tests.distributed.group import contract
 from tests.processes.ranks import run_processes
 from weft.distributed.group import AbstractGroup, AllReduce, Broadcast, RecordingGroup
 from weft.distributed.group.hierarchical import HierarchicalGroup
-from weft.distributed.group.virtual import die, run_virtual
+from weft.distributed.virtual import die, run_virtual
 from weft.errors import UsageError
 
 

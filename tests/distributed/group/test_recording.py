@@ -11,14 +11,12 @@ from weft.distributed.group import (
     Barrier,
     Broadcast,
     Call,
-    Gather,
     GroupTraffic,
     RecordingGroup,
-    Scatter,
     SoloGroup,
     message_bytes,
 )
-from weft.distributed.group.virtual import run_virtual
+from weft.distributed.virtual import run_virtual
 from weft.errors import UsageError
 
 
@@ -69,9 +67,6 @@ def test_a_refused_call_is_not_counted() -> None:
         (Barrier(), 0),
         (Broadcast(torch.zeros(3)), 12),
         (AllGather(torch.zeros(8), torch.zeros(2)), 8),
-        (Gather(torch.zeros(2)), 8),
-        (Scatter(torch.zeros(2)), 8),
-        (Scatter(torch.zeros(2), torch.zeros(6)), 24),
     ],
 )
 def test_bytes_are_those_of_the_message(call: Call, size: int) -> None:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tests.distributed.mailbox import contract
-from weft.distributed.group import AbstractClock, AbstractWork, DoneWork
-from weft.distributed.mailbox import FOREVER, AbstractMailbox, AbstractReceive, AbstractWindow, Sources, Tags
+from weft.distributed.group import AbstractWork, DoneWork
+from weft.distributed.mailbox import FOREVER, AbstractMailbox, AbstractReceive, Sources, Tags
 from weft.errors import DeadlineError
 
 
@@ -17,18 +17,7 @@ class BrokenMailbox(AbstractMailbox):
 
     def __init__(self, inner: AbstractMailbox) -> None:
         self.inner = inner
-
-    @property
-    def address(self) -> int:
-        return self.inner.address
-
-    @property
-    def incarnation(self) -> int:
-        return self.inner.incarnation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self.inner.clock
+        self.address, self.incarnation, self.clock = inner.address, inner.incarnation, inner.clock
 
     def start_send(
         self, to: int, tag: str, header: Mapping[str, Any] | None = None, tensors: Sequence[Tensor] = ()
@@ -40,9 +29,6 @@ class BrokenMailbox(AbstractMailbox):
     ) -> AbstractReceive:
         return self.inner.start_receive(tag, source, into=into)
 
-    def wait_any(self, receives: Sequence[AbstractReceive], deadline: float = FOREVER) -> int:
-        return self.inner.wait_any(receives, deadline)
-
     def peers(self) -> dict[int, int]:
         return self.inner.peers()
 
@@ -51,12 +37,6 @@ class BrokenMailbox(AbstractMailbox):
 
     def follow_peers(self) -> None:
         self.inner.follow_peers()
-
-    def expose(self, name: str, tensor: Tensor) -> Tensor:
-        return self.inner.expose(name, tensor)
-
-    def window(self, peer: int, name: str, deadline: float = FOREVER) -> AbstractWindow:
-        return self.inner.window(peer, name, deadline)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         return self.inner.empty(shape, dtype)
@@ -166,6 +146,29 @@ class _Anonymous(AbstractReceive):
         self.inner.cancel()
 
 
+class KeepsTheCancelled(BrokenMailbox):
+    """What came for a receive that is cancelled is lost."""
+
+    def start_receive(
+        self, tag: Tags = None, source: Sources = None, *, into: Sequence[Tensor] | None = None
+    ) -> AbstractReceive:
+        return _NeverCancelled(self.inner.start_receive(tag, source, into=into))
+
+
+class _NeverCancelled(AbstractReceive):
+    def __init__(self, inner: AbstractReceive) -> None:
+        self.inner = inner
+
+    def wait(self, deadline: float = FOREVER) -> Any:
+        return self.inner.wait(deadline)
+
+    def is_done(self) -> bool:
+        return self.inner.is_done()
+
+    def cancel(self) -> None:
+        pass
+
+
 class PrefersTheFirst(BrokenMailbox):
     """Serves peers in the order of their addresses, and starves the last."""
 
@@ -222,6 +225,7 @@ FAULTS: tuple[tuple[type[BrokenMailbox], contract.Program], ...] = (
     (FillsNothing, contract.receiving_into),
     (NamesNobody, contract.deadlines),
     (LosesTheLast, contract.deadlines),
+    (KeepsTheCancelled, contract.cancelling),
     (PrefersTheFirst, contract.fairness),
     (FollowsNobody, contract.leaving_and_returning),
     (ForgetsLives, contract.leaving_and_returning),

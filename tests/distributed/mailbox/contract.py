@@ -1,6 +1,6 @@
 """The contract of mailboxes: what every kind must do, as programs that run on all peers and return what went wrong.
 
-A program is a module-level function of a desk, so that any kind can start it, in threads, in processes or in virtual
+A program is a module-level function of a setup, so that any kind can start it, in threads, in processes or in virtual
 time. It opens its mailbox itself, because peers come and go, and returns a list of problems: none is a pass.
 """
 
@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
 
 
 @dataclass(frozen=True)
-class Desk:
+class Setup:
     """What a peer starts with: its place among `size` peers, and a way to open its mailbox, also again."""
 
     address: int
@@ -33,7 +33,7 @@ class Desk:
         return [peer for peer in range(self.size) if peer != self.address]
 
 
-Program = Callable[[Desk], list[str]]
+Program = Callable[[Setup], list[str]]
 Runner = Callable[[Program, int], list[list[str]]]
 
 
@@ -71,21 +71,21 @@ class Findings:
 
 
 @contextmanager
-def everyone(desk: Desk) -> Iterator[AbstractMailbox]:
+def everyone(setup: Setup) -> Iterator[AbstractMailbox]:
     """An open mailbox with all peers there, and none leaving before all are done."""
-    mailbox = desk.open()
-    mailbox.await_peers(range(desk.size), mailbox.clock.now() + PATIENCE)
+    mailbox = setup.open()
+    mailbox.await_peers(range(setup.size), mailbox.clock.now() + PATIENCE)
     yield mailbox
-    meet(desk, mailbox, "end of the program")
+    meet(setup, mailbox, "end of the program")
     mailbox.close()
 
 
-def meet(desk: Desk, mailbox: AbstractMailbox, place: str) -> None:
+def meet(setup: Setup, mailbox: AbstractMailbox, place: str) -> None:
     """A barrier of messages."""
-    if desk.address == 0:
-        for peer in desk.others:
+    if setup.address == 0:
+        for peer in setup.others:
             get(mailbox, place, peer)
-        for peer in desk.others:
+        for peer in setup.others:
             mailbox.send(peer, place)
     else:
         mailbox.send(0, place)
@@ -97,13 +97,13 @@ def get(mailbox: AbstractMailbox, tag: str | tuple[str, ...] | None = None, sour
     return mailbox.receive(tag, source, deadline=mailbox.clock.now() + PATIENCE)
 
 
-def any_source(desk: Desk) -> list[str]:
+def any_source(setup: Setup) -> list[str]:
     found = Findings()
-    with everyone(desk) as mailbox:
-        found.expect("address", mailbox.address, desk.address)
-        if desk.address == 0:
-            messages = [get(mailbox, "push") for _ in range(5 * len(desk.others))]
-            for peer in desk.others:
+    with everyone(setup) as mailbox:
+        found.expect("address", mailbox.address, setup.address)
+        if setup.address == 0:
+            messages = [get(mailbox, "push") for _ in range(5 * len(setup.others))]
+            for peer in setup.others:
                 steps = [message.header["step"] for message in messages if message.source == peer]
                 found.expect(f"steps of {peer} in order", steps, [0, 1, 2, 3, 4])
             for message in messages:
@@ -112,22 +112,22 @@ def any_source(desk: Desk) -> list[str]:
         else:
             gradient = torch.empty(3)
             for step in range(5):
-                mailbox.send(0, "push", {"step": step}, [gradient.fill_(10 * desk.address + step)])
+                mailbox.send(0, "push", {"step": step}, [gradient.fill_(10 * setup.address + step)])
     return found.problems
 
 
-def tags_and_order(desk: Desk) -> list[str]:
+def tags_and_order(setup: Setup) -> list[str]:
     """Everyone writes to everyone under two tags; each tag is read in its own order, whatever comes between."""
     found = Findings()
-    with everyone(desk) as mailbox:
+    with everyone(setup) as mailbox:
         works = [
             mailbox.start_send(peer, tag, {"number": number}, [torch.tensor(number)])
             for number in range(20)
             for tag in ("a", "b")
-            for peer in desk.others
+            for peer in setup.others
         ]
         # Peers in both orders: whichever comes first, one of them asks for the other before.
-        for tag, peers in (("b", desk.others), ("a", desk.others[::-1])):
+        for tag, peers in (("b", setup.others), ("a", setup.others[::-1])):
             for peer in peers:
                 messages = [get(mailbox, tag, peer) for _ in range(20)]
                 seen = [(message.source, int(message.tensors[0])) for message in messages]
@@ -147,12 +147,12 @@ def _payloads() -> list[Tensor]:
     return [*shapes, *types]
 
 
-def payloads(desk: Desk) -> list[str]:
+def payloads(setup: Setup) -> list[str]:
     found = Findings()
     header = {"text": "grüße", "list": [1, [2.5, None]], "flag": True, "deep": {"a": {}}, "large": 2**60}
-    with everyone(desk) as mailbox:
-        if desk.address == 0:
-            for peer in desk.others:
+    with everyone(setup) as mailbox:
+        if setup.address == 0:
+            for peer in setup.others:
                 message = get(mailbox, "all", peer)
                 found.expect("header", message.header, header)
                 found.expect("number of tensors", len(message.tensors), len(_payloads()))
@@ -166,36 +166,36 @@ def payloads(desk: Desk) -> list[str]:
     return found.problems
 
 
-def tensors_belong_to_their_side(desk: Desk) -> list[str]:
+def tensors_belong_to_their_side(setup: Setup) -> list[str]:
     """After a send is done its tensors may be changed; what was received may be changed too."""
     found = Findings()
-    with everyone(desk) as mailbox:
-        if desk.address == 1:
+    with everyone(setup) as mailbox:
+        if setup.address == 1:
             tensor = torch.ones(5000)
             for value in range(4):
                 mailbox.send(0, "value", {}, [tensor.fill_(value)])
-            meet(desk, mailbox, "changed")
+            meet(setup, mailbox, "changed")
             found.expect_tensor("the sender's", tensor, torch.full((5000,), 3.0))
-        elif desk.address == 0:
+        elif setup.address == 0:
             for value in range(4):
                 (tensor,) = get(mailbox, "value").tensors
                 found.expect_tensor("the receiver's", tensor, torch.full((5000,), float(value)))
                 tensor.fill_(-1)
-            meet(desk, mailbox, "changed")
+            meet(setup, mailbox, "changed")
         else:
-            meet(desk, mailbox, "changed")
+            meet(setup, mailbox, "changed")
     return found.problems
 
 
-def tensors_of_empty(desk: Desk) -> list[str]:
+def tensors_of_empty(setup: Setup) -> list[str]:
     """Tensors of the mailbox's own are sent and received like others, to several peers at once."""
     found = Findings()
-    with everyone(desk) as mailbox:
+    with everyone(setup) as mailbox:
         tensor = mailbox.empty((50_000,))
         found.expect("form", (tensor.shape, mailbox.empty((2, 3), torch.int64).dtype), ((50_000,), torch.int64))
         for value in range(4):
-            if desk.address == 0:
-                works = [mailbox.start_send(peer, "weights", {}, [tensor.fill_(value)]) for peer in desk.others]
+            if setup.address == 0:
+                works = [mailbox.start_send(peer, "weights", {}, [tensor.fill_(value)]) for peer in setup.others]
                 for work in works:
                     work.wait()
             else:
@@ -203,17 +203,17 @@ def tensors_of_empty(desk: Desk) -> list[str]:
                 found.expect_tensor("weights", message.tensors[0], torch.full((50_000,), float(value)))
                 mailbox.send(0, "seen", {}, [tensor[:20_000]])
         for _ in range(4):
-            for peer in desk.others if desk.address == 0 else ():
+            for peer in setup.others if setup.address == 0 else ():
                 found.expect("a part of it", get(mailbox, "seen", peer).tensors[0].shape, (20_000,))
     return found.problems
 
 
-def receiving_into(desk: Desk) -> list[str]:
+def receiving_into(setup: Setup) -> list[str]:
     """Tensors made ready are filled and handed back, before or after the message came; a misfit is kept."""
     found = Findings()
-    with everyone(desk) as mailbox:
+    with everyone(setup) as mailbox:
         size = 200_000
-        if desk.address == 0:
+        if setup.address == 0:
             for is_early in (True, False):
                 ready = [torch.zeros(size), torch.zeros(2, 3)[:, ::2]]
                 work = mailbox.start_receive("weights", 1, into=ready) if is_early else None
@@ -232,7 +232,7 @@ def receiving_into(desk: Desk) -> list[str]:
             with found.raises(UsageError, "does not fit"):
                 mailbox.receive("weights", 1, into=[torch.zeros(7)])
             found.expect("kept", len(get(mailbox, "weights", 1).tensors), 2)
-        elif desk.address == 1:
+        elif setup.address == 1:
             for _ in range(3):
                 get(mailbox, "go", 0)
                 mailbox.send(0, "weights", {}, [torch.arange(float(size)), torch.ones(2, 2)])
@@ -240,10 +240,10 @@ def receiving_into(desk: Desk) -> list[str]:
     return found.problems
 
 
-def deadlines(desk: Desk) -> list[str]:
+def deadlines(setup: Setup) -> list[str]:
     found = Findings()
-    with everyone(desk) as mailbox:
-        for source, names in ((None, desk.others), (desk.others[0], desk.others[:1])):
+    with everyone(setup) as mailbox:
+        for source, names in ((None, setup.others), (setup.others[0], setup.others[:1])):
             for moment in (-math.inf, mailbox.clock.now() + 0.01):
                 try:
                     mailbox.receive("never", source, deadline=moment)
@@ -254,90 +254,87 @@ def deadlines(desk: Desk) -> list[str]:
         found.expect("poll", mailbox.poll("never"), None)
         with found.raises(DeadlineError, "missing: [77]"):
             mailbox.await_peers({77}, mailbox.clock.now() + 0.01)
-        work = mailbox.start_receive("late", desk.others[0])
+        work = mailbox.start_receive("late", setup.others[0])
         with found.raises(DeadlineError, "late"):
             work.wait(mailbox.clock.now() + 0.01)
-        meet(desk, mailbox, "all have waited")
-        for peer in desk.others:
+        meet(setup, mailbox, "all have waited")
+        for peer in setup.others:
             mailbox.send(peer, "late")
-        found.expect("comes after all", work.wait(mailbox.clock.now() + PATIENCE).source, desk.others[0])
+        found.expect("comes after all", work.wait(mailbox.clock.now() + PATIENCE).source, setup.others[0])
     return found.problems
 
 
-def wait_any(desk: Desk) -> list[str]:
-    """The first to come is told first, whatever the order of asking; a cancelled ask keeps nothing."""
+def cancelling(setup: Setup) -> list[str]:
+    """A receive that is cancelled keeps nothing: what came for it goes to whoever asks next, in its place."""
     found = Findings()
-    with everyone(desk) as mailbox:
-        if desk.address == 0:
-            waits = [mailbox.start_receive(tag) for tag in ("a", "b", "c")]
-            for tag in ("b", "c"):
+    with everyone(setup) as mailbox:
+        if setup.address == 0:
+            receives = [mailbox.start_receive(tag) for tag in ("a", "b", "c")]
+            for tag in ("b", "c", "d"):
                 mailbox.send(1, "send", {"tag": tag})
                 get(mailbox, "sent", 1)
-            found.expect("b came first", mailbox.wait_any(waits, mailbox.clock.now() + PATIENCE), 1)
-            found.expect("and is here", waits[1].wait().tag, "b")
-            found.expect("c is done too", (waits[2].is_done(), waits[0].is_done()), (True, False))
-            for wait in waits:
-                wait.cancel()
-            found.expect("c goes to whoever asks next", get(mailbox, ("a", "c")).tag, "c")
+            found.expect("which are done", [receive.is_done() for receive in receives], [False, True, True])
+            found.expect("and is here", receives[1].wait().tag, "b")
+            for receive in receives:
+                receive.cancel()
+            found.expect("c was before d", [get(mailbox, ("a", "c", "d")).tag for _ in range(2)], ["c", "d"])
             with found.raises(DeadlineError, "tag: a"):
-                mailbox.wait_any(waits[:1], mailbox.clock.now() + 0.01)
-            with found.raises(UsageError, "nothing to wait for"):
-                mailbox.wait_any([])
-        elif desk.address == 1:
-            for _ in range(2):
+                receives[0].wait(mailbox.clock.now() + 0.01)
+        elif setup.address == 1:
+            for _ in range(3):
                 mailbox.send(0, get(mailbox, "send", 0).header["tag"])
                 mailbox.send(0, "sent")
     return found.problems
 
 
-def fairness(desk: Desk) -> list[str]:
+def fairness(setup: Setup) -> list[str]:
     """What has arrived first is handed out first: peer 1 writes much, and peer 2 is not kept waiting."""
     found = Findings()
-    with everyone(desk) as mailbox:
-        if desk.address == 0:
+    with everyone(setup) as mailbox:
+        if setup.address == 0:
             for peer in (2, 1):
                 mailbox.send(peer, "go")
                 get(mailbox, "sent", peer)
             order = [get(mailbox, ("push", "pull")).source for _ in range(7)]
             found.expect("order of arrival", order, [2, *[1] * 6])
-        elif desk.address in (1, 2):
+        elif setup.address in (1, 2):
             get(mailbox, "go", 0)
-            for number in range(6 if desk.address == 1 else 1):
-                mailbox.send(0, "push" if number % 2 or desk.address == 1 else "pull")
+            for number in range(6 if setup.address == 1 else 1):
+                mailbox.send(0, "push" if number % 2 or setup.address == 1 else "pull")
             mailbox.send(0, "sent")
     return found.problems
 
 
-def own_messages(desk: Desk) -> list[str]:
+def own_messages(setup: Setup) -> list[str]:
     found = Findings()
-    with everyone(desk) as mailbox:
+    with everyone(setup) as mailbox:
         tensor = torch.ones(3)
-        mailbox.send(desk.address, "self", {"a": 1}, [tensor])
+        mailbox.send(setup.address, "self", {"a": 1}, [tensor])
         tensor.zero_()
-        message = get(mailbox, "self", desk.address)
-        found.expect("source", (message.source, message.incarnation), (desk.address, mailbox.incarnation))
+        message = get(mailbox, "self", setup.address)
+        found.expect("source", (message.source, message.incarnation), (setup.address, mailbox.incarnation))
         found.expect_tensor("tensor", message.tensors[0], torch.ones(3))
-        found.expect("others alone", sorted(mailbox.peers()), desk.others)
+        found.expect("others alone", sorted(mailbox.peers()), setup.others)
     return found.problems
 
 
-def leaving_and_returning(desk: Desk) -> list[str]:
+def leaving_and_returning(setup: Setup) -> list[str]:
     """Peer 1 goes and comes back; peer 0 follows; peer 2 waits for peer 1 alone."""
     found = Findings()
-    mailbox = desk.open()
+    mailbox = setup.open()
     soon = mailbox.clock.now() + PATIENCE
-    mailbox.await_peers(range(desk.size), soon)
-    if desk.address == 1:
+    mailbox.await_peers(range(setup.size), soon)
+    if setup.address == 1:
         mailbox.send(0, "last", {}, [torch.ones(100_000)])
         mailbox.send(2, "last")
         get(mailbox, "leave", 0)
         mailbox.close()
-        mailbox = desk.open()
+        mailbox = setup.open()
         mailbox.await_peers({0, 2}, soon)
         get(mailbox, "welcome", 0)
         mailbox.send(0, "back")
-    elif desk.address == 0:
-        _follow_one_who_returns(mailbox, found, desk)
+    elif setup.address == 0:
+        _follow_one_who_returns(mailbox, found, setup)
     else:
         work = mailbox.start_receive("more", 1)
         mailbox.send(0, "ready")
@@ -345,13 +342,13 @@ def leaving_and_returning(desk: Desk) -> list[str]:
         with found.raises(PeerLostError, "peer 1 is lost (peer: 1, reason: it left)"):
             work.wait(soon)
         mailbox.send(0, "noticed")
-    mailbox.await_peers(range(desk.size), soon)
-    meet(desk, mailbox, "end of the program")
+    mailbox.await_peers(range(setup.size), soon)
+    meet(setup, mailbox, "end of the program")
     mailbox.close()
     return found.problems
 
 
-def _follow_one_who_returns(mailbox: AbstractMailbox, found: Findings, desk: Desk) -> None:
+def _follow_one_who_returns(mailbox: AbstractMailbox, found: Findings, setup: Setup) -> None:
     before = mailbox.peers()
     mailbox.follow_peers()
     notes = [get(mailbox, JOINED) for _ in before]
@@ -368,9 +365,9 @@ def _follow_one_who_returns(mailbox: AbstractMailbox, found: Findings, desk: Des
     found.expect("messages of this life", get(mailbox, "back", 1).incarnation, note.incarnation)
 
 
-def nobody_there(desk: Desk) -> list[str]:
+def nobody_there(setup: Setup) -> list[str]:
     found = Findings()
-    with everyone(desk) as mailbox:
+    with everyone(setup) as mailbox:
         work = mailbox.start_send(55, "push", {}, [torch.ones(1)])
         for _ in range(2):
             with found.raises(PeerLostError, "peer: 55"):
@@ -380,10 +377,10 @@ def nobody_there(desk: Desk) -> list[str]:
     return found.problems
 
 
-def misuse(desk: Desk) -> list[str]:
+def misuse(setup: Setup) -> list[str]:
     found = Findings()
-    to = desk.others[0]
-    with everyone(desk) as mailbox:
+    to = setup.others[0]
+    with everyone(setup) as mailbox:
         for tag in ("", "weft.push", "x" * 65):
             with found.raises(UsageError, "tag cannot be sent"):
                 mailbox.send(to, tag)
@@ -406,43 +403,6 @@ def misuse(desk: Desk) -> list[str]:
     return found.problems
 
 
-def windows(desk: Desk) -> list[str]:
-    found = Findings()
-    with everyone(desk) as mailbox:
-        if desk.address == 0:
-            shared = mailbox.expose("weights", torch.zeros(2, 100_000))
-        window = mailbox.window(0, "weights", mailbox.clock.now() + PATIENCE)
-        found.expect("form", (window.shape, window.dtype), ((2, 100_000), torch.float32))
-        for _ in range(5):
-            window.accumulate(torch.ones(199_990), 10, scale=2.0)
-        meet(desk, mailbox, "all have added")
-        row = torch.full((12,), -1.0)
-        window.get(row, 4)
-        total = 10.0 * desk.size
-        found.expect_tensor("sums", row, torch.tensor([0.0] * 6 + [total] * 6))
-        if desk.address == 0:
-            found.expect_tensor("seen by the owner", shared.view(-1)[-3:], torch.full((3,), total))
-        meet(desk, mailbox, "all have looked")
-        window.put(torch.full((2, 2), float(desk.address)).t(), 4 * desk.address)
-        meet(desk, mailbox, "all have put")
-        parts = torch.empty(4, desk.size).t()
-        window.get(parts)
-        found.expect_tensor("parts", parts, torch.arange(float(desk.size)).view(-1, 1).expand(-1, 4))
-        _misuse_window(found, mailbox)
-        meet(desk, mailbox, "all have used it")
-    return found.problems
-
-
-def _misuse_window(found: Findings, mailbox: AbstractMailbox) -> None:
-    window = mailbox.window(0, "weights")
-    with found.raises(UsageError, "too small"):
-        window.get(torch.empty(3), 199_998)
-    with found.raises(UsageError, "another type"):
-        window.put(torch.ones(3, dtype=torch.float64))
-    with found.raises(DeadlineError, "name: nothing"):
-        mailbox.window(0, "nothing", mailbox.clock.now() + 0.01)
-
-
 PROGRAMS: tuple[Program, ...] = (
     any_source,
     tags_and_order,
@@ -451,7 +411,7 @@ PROGRAMS: tuple[Program, ...] = (
     tensors_of_empty,
     receiving_into,
     deadlines,
-    wait_any,
+    cancelling,
     fairness,
     own_messages,
     leaving_and_returning,

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tests.distributed.mailbox.contract import Desk, Program
+from tests.distributed.mailbox.contract import Program, Setup
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
-from weft.distributed.mailbox import AbstractMailbox, LocalPost, MailboxKind, VirtualMailbox, open_mailbox
-from weft.distributed.secret import make_secret
+from weft.distributed.mailbox import AbstractMailbox, LocalTransport, MailboxKind, VirtualMailbox, open_mailbox
+from weft.distributed.mailbox.secret import make_secret
+from weft.distributed.virtual import run_virtual
 
 Wrap = Callable[[AbstractMailbox], AbstractMailbox]
 
@@ -18,7 +18,7 @@ def same(mailbox: AbstractMailbox) -> AbstractMailbox:
     return mailbox
 
 
-def run_threads(program: Callable[[Desk], Any], size: int, open: Callable[[int], AbstractMailbox]) -> list[Any]:
+def run_threads(program: Callable[[Setup], Any], size: int, open: Callable[[int], AbstractMailbox]) -> list[Any]:
     """Run the program in one thread for each peer; the first failure is raised when all have ended."""
     results: list[Any] = [None] * size
     failures: list[BaseException] = []
@@ -31,7 +31,7 @@ def run_threads(program: Callable[[Desk], Any], size: int, open: Callable[[int],
             return opened[-1]
 
         try:
-            results[address] = program(Desk(address, size, open_own))
+            results[address] = program(Setup(address, size, open_own))
         except BaseException as error:
             failures.append(error)
         finally:
@@ -49,8 +49,8 @@ def run_threads(program: Callable[[Desk], Any], size: int, open: Callable[[int],
 
 
 def run_local(program: Program, size: int, wrap: Wrap = same) -> list[Any]:
-    post = LocalPost()
-    return run_threads(program, size, lambda address: wrap(post.open(address)))
+    transport = LocalTransport()
+    return run_threads(program, size, lambda address: wrap(transport.open(address)))
 
 
 def run_sockets(program: Program, size: int, wrap: Wrap = same, kind: MailboxKind = "tcp") -> list[Any]:
@@ -62,6 +62,6 @@ def run_sockets(program: Program, size: int, wrap: Wrap = same, kind: MailboxKin
 
 def run_in_virtual_time(program: Program, size: int, wrap: Wrap = same) -> list[Any]:
     def rank_program(group: AbstractGroup) -> Any:
-        return program(Desk(group.rank, group.size, lambda: wrap(VirtualMailbox(group))))
+        return program(Setup(group.rank, group.size, lambda: wrap(VirtualMailbox(group))))
 
     return list(run_virtual(rank_program, size).results)

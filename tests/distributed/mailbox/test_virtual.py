@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from weft.distributed.group import AbstractGroup, RecordingGroup, SoloGroup
-from weft.distributed.group.virtual import die, run_virtual
 from weft.distributed.mailbox import JOINED, LEFT, VirtualMailbox
+from weft.distributed.virtual import die, run_virtual
 from weft.errors import PeerLostError, TrainingError, UsageError
 from weft.planning.cluster import Link
 from weft.planning.network import NetworkModel
@@ -36,41 +36,6 @@ def test_a_message_takes_what_its_bytes_take() -> None:
     result = run_virtual(program, 2, network=SECOND_PER_BYTE, timeout=1e6)
     assert result.results == ((110.0, 120.0), (20.0, True))
     assert (result.num_messages, result.bytes_sent) == (2, (0, 20))
-
-
-def test_a_window_takes_what_its_bytes_take() -> None:
-    def program(group: AbstractGroup) -> Any:
-        mailbox = VirtualMailbox(group)
-        if group.rank == 0:
-            mailbox.expose("weights", torch.zeros(4))
-            mailbox.window(0, "weights").put(torch.ones(4))
-            mailbox.clock.wait_until(2000.0)
-            return None
-        window = mailbox.window(0, "weights")
-        moments = [group.clock.now()]
-        window.put(torch.ones(2))
-        moments.append(group.clock.now())
-        window.get(torch.empty(3))
-        return moments[1] - moments[0], group.clock.now() - moments[1]
-
-    assert run_virtual(program, 2, network=SECOND_PER_BYTE, timeout=1e6).results[1] == (108.0, 212.0)
-
-
-def test_a_window_goes_with_its_owner() -> None:
-    def program(group: AbstractGroup) -> None:
-        mailbox = VirtualMailbox(group)
-        if group.rank == 0:
-            mailbox.expose("weights", torch.zeros(4))
-            mailbox.clock.wait_until(1.0)
-            return
-        window = mailbox.window(0, "weights")
-        mailbox.clock.wait_until(2.0)
-        with pytest.raises(PeerLostError, match="reason: it ended"):
-            window.get(torch.empty(4))
-        with pytest.raises(PeerLostError, match="reason: it ended"):
-            mailbox.window(0, "weights")
-
-    run_virtual(program, 2)
 
 
 def serve_all(group: AbstractGroup) -> Any:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from weft.distributed.mailbox import AbstractMailbox
+from weft.distributed.mailbox.secret import make_secret, write_secret
 from weft.distributed.place import Launch, find_launch, open_launched_mailbox, open_mailbox
-from weft.distributed.secret import make_secret, write_secret
 from weft.engines.local import run_ranks
-from weft.engines.program import Program
+from weft.engines.rank_program import RankProgram
 from weft.errors import UsageError
 
 
@@ -72,4 +72,4 @@ def rank_program() -> float:
 
 @pytest.mark.slow
 def test_ranks_of_a_run_have_a_secret_and_talk() -> None:
-    assert run_ranks(Program("tests.distributed.place.test_open_mailbox:rank_program", {}), 2) == [20_000.0] * 2
+    assert run_ranks(RankProgram("tests.distributed.place.test_open_mailbox:rank_program", {}), 2) == [20_000.0] * 2

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from weft.distributed.group.calls import AllReduce, Call, Reduce
-from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.group import AbstractGroup, AbstractWork, DoneWork
 from weft.distributed.placement import AbstractExchange
 from weft.training.optimizers import SGD, AbstractOptimizer, Optimizer, OptimizerState
@@ -62,23 +61,8 @@ class RankOrderGroup(AbstractGroup):
     """Wraps a group: both reductions sum ((x0 + x1) + x2) + ..., as the kinds that reduce by themselves do."""
 
     def __init__(self, inner: AbstractGroup) -> None:
+        super().__init__(inner.rank, inner.size, clock=inner.clock, generation=inner.generation)
         self._inner = inner
-
-    @property
-    def rank(self) -> int:
-        return self._inner.rank
-
-    @property
-    def size(self) -> int:
-        return self._inner.size
-
-    @property
-    def generation(self) -> int:
-        return self._inner.generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._inner.clock
 
     def start(self, call: Call) -> AbstractWork:
         if not isinstance(call, AllReduce | Reduce):

@@ -15,8 +15,8 @@ from tests.distributed.placement.cases import RankOrderGroup
 from tests.training.planted import Recorder, TinyData, build_tiny, clock_of_ticks, ignore, module_with_dropout
 from tests.training.test_run import tiny
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement import DataParallel
+from weft.distributed.virtual import run_virtual
 from weft.errors import DivergedError, PeerLostError, RunFolderError
 from weft.graph import State
 from weft.records.record import Repetition, RunRecord

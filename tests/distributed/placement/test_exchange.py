@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from tests.distributed.placement.cases import gradients_of_rank, make_parameters, make_update, run_step
 from weft.distributed.collectives import AlgorithmChoice
 from weft.distributed.group import AbstractGroup, RecordingGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement import AllReduceExchange
 from weft.distributed.placement import all_reduce as module
 from weft.distributed.placement.buckets import plan_buckets
+from weft.distributed.virtual import run_virtual
 from weft.graph import EagerExecutor
 from weft.planning.cluster import Link
 from weft.planning.network import NetworkModel

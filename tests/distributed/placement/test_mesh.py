@@ -3,8 +3,8 @@
 import torch
 
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement.mesh import MeshGroups
+from weft.distributed.virtual import run_virtual
 from weft.specs import Mesh
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from tests.distributed.placement.cases import RankOrderGroup, gradients_of_rank, make_parameters, make_update, run_step
 from weft.distributed.group import AbstractGroup, RecordingGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.placement import AbstractExchange, AllReduceExchange, ServerExchange
 from weft.distributed.placement.server import assign_owners
+from weft.distributed.virtual import run_virtual
 from weft.training.optimizers import AbstractRule, Adam, Momentum, Optimizer, OptimizerState, Shared, Slots
 
 RULES: dict[str, AbstractRule] = {"momentum": Momentum(0.9, weight_decay=0.01), "adam": Adam()}

@@ -123,7 +123,7 @@ def test_few_calls_on_small_tensors_are_left_alone() -> None:
     assert targets_of(fuse(graph)) == targets_of(graph)
 
 
-def test_parts_of_a_step_stay_apart() -> None:
+def test_regions_belong_to_one_part_of_the_step() -> None:
     graph = graph_of(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(4, 4), targets=torch.ones(4, 4))
     roles = {made.role for made in graph.operators}
     assert roles == {made.role for made in fuse(graph, worth=always).operators}

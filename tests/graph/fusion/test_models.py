@@ -10,14 +10,13 @@ from torch import Tensor, fx, nn
 from torch.func import functional_call
 
 from tests.graph.contract import take
+from tests.graph.executors.test_built_in_models import SUBJECTS, cross_entropy, draw
 from tests.graph.fusion.test_fuse import always
 from tests.graph.steps import plain
-from tests.graph.test_generated_models import SUBJECTS, cross_entropy, draw
 from weft.graph import EagerExecutor, Graph, Step, capture, check_shapes, rewrite
-from weft.graph.calls import call_of
 from weft.graph.fusion import fuse, regions_of
-from weft.graph.replay import replay
-from weft.graph.structure import fill, pick
+from weft.graph.ir.interpreter import call_of, replay
+from weft.graph.ir.pytree import flatten_as, unflatten
 from weft.training.optimizers import OPTIMIZERS, Momentum
 from weft.training.optimizers.optimizer import Shared
 
@@ -53,11 +52,11 @@ def compute(node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def run(graph: Graph, state: Any, batch: Any, random: Tensor) -> tuple[float, Any, Tensor]:
     """One step, operator by operator: regions as the operators inside."""
-    inputs = pick(graph.arguments, {"state": state, "batch": batch}, len(graph.placeholders))
+    inputs = flatten_as(graph.arguments, {"state": state, "batch": batch}, len(graph.placeholders))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.set_rng_state(random)
         results = replay(graph.nodes, inputs, graph.constants.__getitem__, call=compute)[graph.nodes.output_node()]
-        filled = fill(graph.results, results)
+        filled = unflatten(graph.results, results)
         return filled["outputs"]["loss"].item(), filled["state"], torch.get_rng_state()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.graph.jax.samples import SAMPLES, Sample
 from weft.graph.jax import OPERATORS
-from weft.graph.jax.types import to_jax, to_torch
+from weft.graph.jax.conversion import to_jax, to_torch
 
 UNDEFINED = {  # what lies in memory that nobody has written to is no result
     "aten.empty.memory_format",
@@ -19,7 +19,7 @@ UNDEFINED = {  # what lies in memory that nobody has written to is no result
     "aten.new_empty.default",
     "aten.new_empty_strided.default",
 }
-ELSEWHERE = {"aten.mkldnn_rnn_layer.default", "aten.mkldnn_rnn_layer_backward.default"}  # float32 only: test_program.py
+ELSEWHERE = {"aten.mkldnn_rnn_layer.default", "aten.mkldnn_rnn_layer_backward.default"}  # see test_jax_program.py
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 

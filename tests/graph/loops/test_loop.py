@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from weft.errors import CorruptFileError, GraphError
 from weft.graph import Program, capture, check_shapes, extend, grad, load_graph, loop, rewrite, save_graph, text_of
-from weft.graph.loops import registry
+from weft.graph.formats import loop_bodies
 from weft.graph.loops.body import flatten_each, record_body
+from weft.graph.loops.checkpoint_schedule import first_checkpoints
 from weft.graph.loops.gradient import backward_program, forward_program
-from weft.graph.loops.revolve import first_checkpoints
-from weft.graph.loops.running import run_backward, run_forward
+from weft.graph.loops.running import LoopCall, run_backward, run_forward
 from weft.metrics import use_tensor_memory_peak
 
 
@@ -104,14 +104,15 @@ def test_newtons_inverse() -> None:
 def test_memory_is_that_of_the_checkpoints_not_of_the_iterations() -> None:
     peaks = {}
     for count in (40, 160):
-        carried, x = [torch.ones(1000)], list[Tensor]()
+        carried = [torch.ones(1000)]
         state_bytes, key = 4000, record_body(scaled, carried, *TREES)[0]
         with use_tensor_memory_peak() as peak:
             kept = [torch.empty(3, 1000)]
             to_keep = first_checkpoints(count, 3)
-            run_forward(key, count, [], carried, x, to_keep, kept)
+            call = LoopCall(key, count, [], carried, [], checkpoints=3)
+            run_forward(call, to_keep, kept)
             states = {step: [kept[0][place]] for place, step in enumerate(to_keep)}
-            run_backward(key, count, [], carried, x, 3, states, [torch.ones(1000)])
+            run_backward(call, states, [torch.ones(1000)])
         peaks[count] = peak.num_bytes // state_bytes
     assert peaks[40] == peaks[160] <= 2 * 3 + 8
 
@@ -207,7 +208,7 @@ def test_a_graph_without_gradients_gets_them_by_extension_and_no_second_ones() -
 
 def forget_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a new process, which has never seen a body."""
-    monkeypatch.setattr(registry, "_BODIES", {})
+    monkeypatch.setattr(loop_bodies, "_BODIES", {})
     forward_program.cache_clear()
     backward_program.cache_clear()
 

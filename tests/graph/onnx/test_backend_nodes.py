@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from weft.graph.onnx import IMPORTS, from_onnx
-from weft.graph.onnx.operators import Definition
-from weft.graph.onnx.types import tensor_of
+from weft.graph.onnx.import_operator import ImportedOperator
+from weft.graph.onnx.tensor_types import tensor_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # the cases' own arithmetic warns
 
@@ -79,7 +79,7 @@ def test_operator_passes_its_node_tests(kind: str) -> None:
         compare(case)
 
 
-def test_few_cases_are_left_out() -> None:
+def test_few_node_tests_of_onnx_are_left_out() -> None:
     """The rules above must not hide an operator that is wrong."""
     every = [case for case in node_cases._NodeTestCases if cases() and is_of_table(case)]
     assert sum(map(len, cases().values())) > 700
@@ -94,7 +94,7 @@ def is_of_table(case: Any) -> bool:
 
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(IMPORTS, "Tanh", Definition(lambda _attributes, x: x))
+    monkeypatch.setitem(IMPORTS, "Tanh", ImportedOperator(lambda _attributes, x: x))
     yield
 
 

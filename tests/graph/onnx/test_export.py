@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.graph.test_generated_models import SUBJECTS, draw
+from tests.graph.executors.test_built_in_models import SUBJECTS, draw
 from weft.errors import GraphError, StorageError
 from weft.graph import capture
 from weft.graph.onnx import export, from_onnx, graph_to_onnx, load, to_onnx
@@ -86,7 +86,7 @@ EXPRESSIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_expressions_come_out_alike(name: str) -> None:
+def test_exported_expression_has_the_values_of_torch(name: str) -> None:
     def step(state: Any, batch: Any) -> tuple[Any, Any]:
         return EXPRESSIONS[name](batch["x"]), state
 

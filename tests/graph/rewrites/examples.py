@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from weft.graph import Graph, Variable, capture
-from weft.graph.replay import replay
+from weft.graph.ir.interpreter import replay
 from weft.graph.rewrites import EXACT, REASSOCIATING, Rule
 
 __all__ = [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from weft.graph import Graph, Operator
-from weft.graph.replay import replay
+from weft.graph.ir.interpreter import replay
 
 __all__ = ["bound_of", "num_operations"]
 

@@ -20,7 +20,7 @@ from tests.graph.rewrites.examples import (
     values_of,
 )
 from weft.graph import EXACT, Graph, Rule, capture, check_shapes, rewrite
-from weft.graph.rewrites.dead import DEAD
+from weft.graph.rewrites.cleanup import DEAD
 
 aten = torch.ops.aten
 

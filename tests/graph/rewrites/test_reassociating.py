@@ -22,7 +22,7 @@ from tests.graph.rewrites.examples import (
 from tests.graph.rewrites.magnitudes import bound_of, num_operations
 from weft.graph import Graph, Rule, capture, check_shapes, rewrite
 from weft.graph.rewrites import REASSOCIATING, pattern_rule
-from weft.graph.rewrites.dead import DEAD
+from weft.graph.rewrites.cleanup import DEAD
 from weft.graph.rewrites.pattern import Var
 
 TABLE = {rule.name: rule for rule in REASSOCIATING}

@@ -11,7 +11,7 @@ from weft.errors import GraphError
 from weft.graph import Program, Rule, capture, rewrite
 from weft.graph.fusion import fuse
 from weft.graph.rewrites import pattern_rule
-from weft.graph.rewrites.dead import DEAD
+from weft.graph.rewrites.cleanup import DEAD
 from weft.graph.rewrites.pattern import Number, Op, Var, only
 from weft.graph.rewrites.pattern import add as plus
 
@@ -42,7 +42,7 @@ def test_random_draws_are_neither_merged_nor_dropped() -> None:
     assert targets_after(step).count("aten.rand") == 3
 
 
-def test_results_stay_apart() -> None:
+def test_rewritten_results_share_no_memory() -> None:
     graph = rewrite(
         capture(lambda state, batch: ([batch.sin(), batch.sin(), torch.zeros(3), batch * 1], state), (), torch.ones(3))
     )
@@ -106,13 +106,13 @@ def test_a_scaled_sum_matches_in_its_own_order_only() -> None:
     assert found == ["aten.add.Tensor", "aten.sin", "aten.add.Tensor"]
 
 
-def test_a_condition_can_refuse() -> None:
+def test_replacement_function_can_refuse_a_match() -> None:
     small = Number("k", lambda number: abs(number) < 2)
     rule = pattern_rule("shrink", x * small, x)
     assert targets_after(lambda s, b: ((s * 1.5 + b * 3).sin(), s), rule).count("aten.mul.Tensor") == 1
 
 
-def test_cheaper_means_cheaper() -> None:
+def test_rule_is_applied_only_where_it_is_cheaper() -> None:
     there = pattern_rule("spread", (x + y) * z, x * z + y * z, is_cheaper=True)
     back = pattern_rule("gather", x * z + y * z, (x + y) * z, is_cheaper=True)
     step: Step = lambda s, b: ((s * b + b * b).sin(), s)  # noqa: E731
@@ -145,7 +145,7 @@ def test_rules_and_reassociate_exclude_each_other() -> None:
 @pytest.fixture
 def exchange(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Tensor], Tensor]]:
     """An operator that counts as talking to other ranks."""
-    monkeypatch.setattr("weft.graph.roles.COLLECTIVES", ("weft_rules_test.",))
+    monkeypatch.setattr("weft.graph.ir.side_effects.COLLECTIVES", ("weft_rules_test.",))
     library = torch.library.Library("weft_rules_test", "FRAGMENT")
     library.define("exchange(Tensor x) -> Tensor")
     library.impl("exchange", torch.clone, "CompositeExplicitAutograd")

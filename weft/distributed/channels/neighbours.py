@@ -51,7 +51,7 @@ def use_neighbours(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[
 
 
 def _responder(address: int, plan: Plan, place: AbstractPlace, settings: GossipSettings) -> Callable[[], None]:
-    """What answers at this address, to the end."""
+    """Answers neighbours at this address, to the end."""
     rank = address - plan.num_ranks
     weights = place.shared(f"weights of rank {rank}", partial(SharedWeights, rank))
     mailbox = place.open_mailbox(plan, address)
@@ -67,7 +67,7 @@ def _responder(address: int, plan: Plan, place: AbstractPlace, settings: GossipS
 
 
 def settings_of(plan: Plan, place: AbstractPlace, spec: RunSpec) -> GossipSettings:
-    """What the ranks of the plan have in common."""
+    """The settings that all ranks of the plan share."""
     size, replay = plan.num_ranks, spec.replay
     plans = None
     if replay is not None:

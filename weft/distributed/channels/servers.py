@@ -95,7 +95,7 @@ def _server_at(address: int, plan: Plan, place: AbstractPlace, spec: RunSpec, *,
 
 
 def _server_spec(shard: int, plan: Plan, place: AbstractPlace, spec: RunSpec, snapshot: Path | None) -> ServerSpec:
-    """What one shard needs to know."""
+    """The specification of one shard."""
     optimizer = _optimizer_of(spec)
     settings = settings_of(plan, optimizer)
     # Where ranks update by themselves, servers need no optimizer, and keep no state of one.
@@ -120,7 +120,7 @@ def _server_spec(shard: int, plan: Plan, place: AbstractPlace, spec: RunSpec, sn
 
 
 def _host_spec(host: int, plan: Plan, spec: RunSpec, begun: Path | None) -> HostSpec:
-    """What one host server needs to know."""
+    """The specification of one host server."""
     replay = spec.replay
     recorded = {seed: read_decisions(replay, seed, host, "host") for seed in spec.seeds} if replay else None
     return HostSpec(

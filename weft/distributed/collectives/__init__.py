@@ -1,17 +1,17 @@
 """Collectives written once on Send and Recv, so that they run on every group."""
 
 from weft.distributed.collectives.choice import AlgorithmChoice, AlgorithmName, choose
-from weft.distributed.collectives.execution import Exchange, Round, perform
-from weft.distributed.collectives.message_group import MessageGroup, start_exchange
+from weft.distributed.collectives.execution import CollectiveRounds, Round, perform
+from weft.distributed.collectives.message_group import MessageGroup, start_rounds
+from weft.distributed.collectives.moves import Action, Move, Schedule
 from weft.distributed.collectives.probe import PROBED_SIZES, probe
-from weft.distributed.collectives.schedule import Action, Move, Schedule
 
 __all__ = [
     "PROBED_SIZES",
     "Action",
     "AlgorithmChoice",
     "AlgorithmName",
-    "Exchange",
+    "CollectiveRounds",
     "MessageGroup",
     "Move",
     "Round",
@@ -19,5 +19,5 @@ __all__ = [
     "choose",
     "perform",
     "probe",
-    "start_exchange",
+    "start_rounds",
 ]

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.distributed.collectives.schedule import Action, Parts, Schedule
+from weft.distributed.collectives.moves import Action, Parts, Schedule
 from weft.distributed.group.calls import Recv, ReduceOp, Send
 
-__all__ = ["Exchange", "Round", "combine", "finish_mean", "perform"]
+__all__ = ["CollectiveRounds", "Round", "combine", "finish_mean", "perform"]
 
 
 class Round(NamedTuple):
@@ -19,7 +19,7 @@ class Round(NamedTuple):
     bytes_reduced: int
 
 
-Exchange = Generator[Round, None, int]
+CollectiveRounds = Generator[Round, None, int]
 """A collective under way: yields a round, is resumed when all its calls are done, returns the bytes reduced last.
 
 Whoever drives it decides when that is, so the same code runs blocking, polled, and in virtual time.
@@ -36,7 +36,7 @@ def perform(
     target_bounds: Sequence[int] | None = None,
     op: ReduceOp = "sum",
     bytes_reduced: int = 0,
-) -> Exchange:
+) -> CollectiveRounds:
     """Send parts of the flat `source`, receive parts of the flat `target` (the same buffer where it is not given).
 
     Parts without elements are not sent; both sides see that from the bounds. `bytes_reduced` were reduced before.

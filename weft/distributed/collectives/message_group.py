@@ -6,16 +6,15 @@ from typing import final
 import torch
 from torch import Tensor
 
+from weft.distributed.collectives.algorithms import all_reduce_rounds, rounds_of
 from weft.distributed.collectives.choice import AlgorithmChoice
-from weft.distributed.collectives.exchanges import all_reduce_exchange, exchange_of
-from weft.distributed.collectives.execution import Exchange
+from weft.distributed.collectives.execution import CollectiveRounds
 from weft.distributed.group.calls import AllReduce, Call, Recv, Send
 from weft.distributed.group.checks import check_call
-from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.group import AbstractGroup, AbstractWork
 from weft.errors import UsageError
 
-__all__ = ["MessageGroup", "start_exchange"]
+__all__ = ["MessageGroup", "start_rounds"]
 
 # Tags of collectives lie above those of the user's messages and below 2^15, the least that every MPI offers. Ranks
 # start collectives in the same order, so they agree on the tag; messages with one tag keep their order, so it may
@@ -25,43 +24,28 @@ NUM_COLLECTIVE_TAGS = 1 << 14
 POLL_SECONDS = 2e-5
 
 
-def start_exchange(call: Call, rank: int, size: int, tag: int, choice: AlgorithmChoice) -> Exchange:
-    """The exchange for a collective call, all-reduce by the chosen algorithm."""
+def start_rounds(call: Call, rank: int, size: int, tag: int, choice: AlgorithmChoice) -> CollectiveRounds:
+    """The rounds of a collective call, all-reduce by the chosen algorithm."""
     if isinstance(call, AllReduce):
         num_bytes = call.tensor.numel() * call.tensor.element_size()
         algorithm = choice.algorithm(size, num_bytes)
-        return all_reduce_exchange(call, rank, size, tag, algorithm=algorithm, ranks_per_host=choice.ranks_per_host)
-    return exchange_of(call, rank, size, tag)
+        return all_reduce_rounds(call, rank, size, tag, algorithm=algorithm, ranks_per_host=choice.ranks_per_host)
+    return rounds_of(call, rank, size, tag)
 
 
 @final
 class MessageGroup(AbstractGroup):
-    """Answers collectives by exchanges of messages over `transport`, which needs no more than Send and Recv.
+    """Answers collectives by rounds of messages over `transport`, which needs no more than Send and Recv.
 
-    An exchange advances while its rank waits for any work of this group, or asks whether one is done.
+    A collective advances while its rank waits for any work of this group, or asks whether one is done.
     """
 
     def __init__(self, transport: AbstractGroup, choice: AlgorithmChoice | None = None) -> None:
+        super().__init__(transport.rank, transport.size, clock=transport.clock, generation=transport.generation)
         self._transport = transport
         self._choice = choice or AlgorithmChoice()
         self._num_started = 0
-        self._under_way: list[_ExchangeWork] = []
-
-    @property
-    def rank(self) -> int:
-        return self._transport.rank
-
-    @property
-    def size(self) -> int:
-        return self._transport.size
-
-    @property
-    def generation(self) -> int:
-        return self._transport.generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._transport.clock
+        self._under_way: list[_CollectiveWork] = []
 
     def start(self, call: Call) -> AbstractWork:
         check_call(call, self.rank, self.size)
@@ -73,8 +57,7 @@ class MessageGroup(AbstractGroup):
             return self._transport.start(call)
         tag = FIRST_COLLECTIVE_TAG + self._num_started % NUM_COLLECTIVE_TAGS
         self._num_started += 1
-        exchange = start_exchange(call, self.rank, self.size, tag, self._choice)
-        work = _ExchangeWork(self, exchange)
+        work = _CollectiveWork(self, start_rounds(call, self.rank, self.size, tag, self._choice))
         self._under_way.append(work)
         work.advance()
         return work
@@ -96,16 +79,16 @@ class MessageGroup(AbstractGroup):
     def start_all(self, round_calls: Sequence[Send | Recv]) -> list[AbstractWork]:
         return [self._transport.start(call) for call in round_calls]
 
-    def retire(self, work: "_ExchangeWork") -> None:
+    def retire(self, work: "_CollectiveWork") -> None:
         self._under_way.remove(work)
 
     def advance_others(self) -> bool:
-        """Move every exchange on as far as it goes without waiting; whether any moved."""
+        """Move every collective on as far as it goes without waiting; whether any moved."""
         moved = [work.advance() for work in tuple(self._under_way)]
         return any(moved)
 
-    def wait_for(self, work: AbstractWork, own: "_ExchangeWork | None") -> None:
-        """Wait for a message; the peer may first need an answer to another exchange, so keep those moving."""
+    def wait_for(self, work: AbstractWork, own: "_CollectiveWork | None") -> None:
+        """Wait for a message; the peer may first need an answer in another collective, so keep those moving."""
         while not work.is_done():
             if all(other is own for other in self._under_way):
                 break
@@ -116,7 +99,7 @@ class MessageGroup(AbstractGroup):
 
 @final
 class _MessageWork(AbstractWork):
-    """A Send or Recv of the user, which must not keep this rank's exchanges from moving."""
+    """A Send or Recv of the user, which must not keep this rank's collectives from moving."""
 
     def __init__(self, group: MessageGroup, work: AbstractWork) -> None:
         self._group = group
@@ -131,10 +114,10 @@ class _MessageWork(AbstractWork):
 
 
 @final
-class _ExchangeWork(AbstractWork):
-    def __init__(self, group: MessageGroup, exchange: Exchange) -> None:
+class _CollectiveWork(AbstractWork):
+    def __init__(self, group: MessageGroup, rounds: CollectiveRounds) -> None:
         self._group = group
-        self._exchange = exchange
+        self._rounds = rounds
         self._pending: list[AbstractWork] = []
         self._is_over = False
         self._error: BaseException | None = None
@@ -173,7 +156,7 @@ class _ExchangeWork(AbstractWork):
 
     def _next_round(self) -> None:
         try:
-            self._pending = self._group.start_all(next(self._exchange).calls)
+            self._pending = self._group.start_all(next(self._rounds).calls)
         except StopIteration:
             self._end(None)
 

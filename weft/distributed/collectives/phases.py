@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 
-from weft.distributed.collectives.schedule import Action, Move, Parts, Schedule
+from weft.distributed.collectives.moves import Action, Move, Parts, Schedule
 
 __all__ = [
     "doubling_all_gather",

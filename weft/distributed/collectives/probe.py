@@ -1,4 +1,4 @@
-"""What a message costs on a group, measured: ping-pong between two ranks over several sizes."""
+"""Measures the cost of a message on a group: ping-pong between two ranks over several sizes."""
 
 from statistics import median
 
@@ -23,7 +23,9 @@ def probe(
 ) -> NetworkFit:
     """Alpha and beta between two ranks of the group. A collective call: every rank gets the same answer.
 
-    The time of one way is half of the median round trip, in bytes of `sizes`.
+    Args:
+        peers: the two ranks that play ping-pong.
+        sizes: of the messages, in bytes. The time of one way is half of the median round trip.
     """
     if group.size < 2:
         raise UsageError(f"a probe needs two ranks (size: {group.size}); run it with --workers 2 or more")

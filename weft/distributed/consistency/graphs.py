@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.distributed.group.calls import Graph
+from weft.distributed.group.calls import NeighbourGraph
 from weft.planning.gossip_graphs import GRAPHS
 
 __all__ = ["GRAPHS", "Mixing", "make_mixing"]
@@ -19,7 +19,7 @@ __all__ = ["GRAPHS", "Mixing", "make_mixing"]
 class Mixing:
     """A graph, and for each rank the weight of its own and of each neighbour's tensor (as NeighbourAllReduce takes)."""
 
-    graph: Graph
+    graph: NeighbourGraph
     weights: tuple[tuple[float, ...], ...]
 
     @property

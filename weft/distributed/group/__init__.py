@@ -1,6 +1,7 @@
 """Ranks that exchange tensors: one interface, many transports.
 
-The kinds with a transport are packages of their own beside this one, imported where they are used.
+The kinds with a transport are imported where they are used; the virtual group, whose collectives are algorithms of our
+own, is in `weft.distributed.virtual`.
 """
 
 from weft.distributed.group.calls import (
@@ -10,15 +11,12 @@ from weft.distributed.group.calls import (
     Barrier,
     Broadcast,
     Call,
-    Gather,
-    Graph,
-    NeighbourAllGather,
     NeighbourAllReduce,
+    NeighbourGraph,
     Recv,
     Reduce,
     ReduceOp,
     ReduceScatter,
-    Scatter,
     Send,
 )
 from weft.distributed.group.checks import check_call
@@ -52,19 +50,16 @@ __all__ = [
     "Drop",
     "Fault",
     "FaultyGroup",
-    "Gather",
-    "Graph",
     "GroupTraffic",
     "Kill",
-    "NeighbourAllGather",
     "NeighbourAllReduce",
+    "NeighbourGraph",
     "RealClock",
     "RecordingGroup",
     "Recv",
     "Reduce",
     "ReduceOp",
     "ReduceScatter",
-    "Scatter",
     "Send",
     "SlowLink",
     "SlowRank",

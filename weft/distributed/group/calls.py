@@ -1,4 +1,4 @@
-"""What ranks can ask of a group, as data: one frozen call per collective.
+"""The calls of a group, as data: one frozen dataclass per collective.
 
 A call names its tensors and nothing is returned: results are written in place. Because a call is data, a wrapper that
 counts, delays or drops needs to know one method (`start`), and a schedule of calls can be drawn and checked.
@@ -18,21 +18,18 @@ __all__ = [
     "Barrier",
     "Broadcast",
     "Call",
-    "Gather",
-    "Graph",
-    "NeighbourAllGather",
     "NeighbourAllReduce",
+    "NeighbourGraph",
     "Recv",
     "Reduce",
     "ReduceOp",
     "ReduceScatter",
-    "Scatter",
     "Send",
 ]
 
 ReduceOp = Literal["sum", "mean", "min", "max", "product"]
 
-Graph = tuple[tuple[int, ...], ...]
+NeighbourGraph = tuple[tuple[int, ...], ...]
 """`graph[r]` lists the ranks that rank r receives from, in order; a rank sends to all that list it."""
 
 
@@ -101,38 +98,11 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
-class Gather:
-    """`output` is given at `root` alone."""
-
-    tensor: Tensor
-    output: Tensor | None = None
-    root: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Scatter:
-    """`tensor`, with `size` equal parts along dimension 0, is given at `root` alone."""
-
-    output: Tensor
-    tensor: Tensor | None = None
-    root: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class NeighbourAllGather:
-    """`output[i]` is the tensor of the i-th rank that `graph` lists for this one."""
-
-    output: Tensor
-    tensor: Tensor
-    graph: Graph
-
-
-@dataclass(frozen=True, slots=True)
 class NeighbourAllReduce:
     """In place: `weights[rank][0]` times the own tensor plus `weights[rank][1 + i]` times the i-th neighbour's."""
 
     tensor: Tensor
-    graph: Graph
+    graph: NeighbourGraph
     weights: tuple[tuple[float, ...], ...]
 
 
@@ -142,17 +112,5 @@ class Barrier:
 
 
 Call = (
-    Send
-    | Recv
-    | AllReduce
-    | ReduceScatter
-    | AllGather
-    | AllToAll
-    | Broadcast
-    | Reduce
-    | Gather
-    | Scatter
-    | NeighbourAllGather
-    | NeighbourAllReduce
-    | Barrier
+    Send | Recv | AllReduce | ReduceScatter | AllGather | AllToAll | Broadcast | Reduce | NeighbourAllReduce | Barrier
 )

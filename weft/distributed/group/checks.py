@@ -1,4 +1,4 @@
-"""What makes a call impossible, told before anything is sent."""
+"""Checks of a call before anything is sent."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.distributed.group import calls
-from weft.distributed.group.calls import Call, Graph
+from weft.distributed.group.calls import Call, NeighbourGraph
 from weft.errors import UsageError
 
 __all__ = ["check_call"]
@@ -46,7 +46,7 @@ def _check_parts(whole: Tensor, part: Tensor, num_parts: int) -> None:
         )
 
 
-def _check_graph(graph: Graph, size: int) -> None:
+def _check_graph(graph: NeighbourGraph, size: int) -> None:
     if len(graph) != size:
         raise UsageError(f"graph does not fit the group (ranks: {len(graph)}, size: {size}); list every rank once")
     for rank, sources in enumerate(graph):
@@ -85,27 +85,6 @@ def _check_reduce(call: calls.Reduce, rank: int, size: int) -> None:
     _check_op(call.tensor, call.op)
 
 
-def _check_gather(call: calls.Gather, rank: int, size: int) -> None:
-    _check_root(call.root, size)
-    if rank == call.root:
-        if call.output is None:
-            raise UsageError(f"gather has no output at its root (root: {call.root}); give one there")
-        _check_parts(call.output, call.tensor, size)
-
-
-def _check_scatter(call: calls.Scatter, rank: int, size: int) -> None:
-    _check_root(call.root, size)
-    if rank == call.root:
-        if call.tensor is None:
-            raise UsageError(f"scatter has no tensor at its root (root: {call.root}); give one there")
-        _check_parts(call.tensor, call.output, size)
-
-
-def _check_neighbour_all_gather(call: calls.NeighbourAllGather, rank: int, size: int) -> None:
-    _check_graph(call.graph, size)
-    _check_parts(call.output, call.tensor, len(call.graph[rank]))
-
-
 _CHECKS: dict[type, Callable[[Any, int, int], None]] = {
     calls.Send: _check_message,
     calls.Recv: _check_message,
@@ -115,8 +94,5 @@ _CHECKS: dict[type, Callable[[Any, int, int], None]] = {
     calls.AllToAll: _check_all_to_all,
     calls.Broadcast: lambda call, rank, size: _check_root(call.root, size),
     calls.Reduce: _check_reduce,
-    calls.Gather: _check_gather,
-    calls.Scatter: _check_scatter,
-    calls.NeighbourAllGather: _check_neighbour_all_gather,
     calls.NeighbourAllReduce: _check_weights,
 }

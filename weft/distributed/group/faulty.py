@@ -81,37 +81,22 @@ class FaultyGroup(AbstractGroup):
     """
 
     def __init__(self, inner: AbstractGroup, faults: Sequence[Fault], *, die: Callable[[], NoReturn]) -> None:
-        self._inner = inner
         self._faults = tuple(fault for fault in faults if fault.rank == inner.rank)
+        slow = [fault.factor for fault in self._faults if isinstance(fault, SlowRank)]
+        clock = SlowClock(inner.clock, max(slow)) if slow else inner.clock
+        super().__init__(inner.rank, inner.size, clock=clock, generation=inner.generation)
+        self._inner = inner
         self._die = die
         self._num_calls = 0
         self._began = inner.clock.now()
-        slow = [fault.factor for fault in self._faults if isinstance(fault, SlowRank)]
-        self._clock: AbstractClock = SlowClock(inner.clock, max(slow)) if slow else inner.clock
 
     @property
     def inner(self) -> AbstractGroup:
         """The group that this one wraps."""
         return self._inner
 
-    @property
-    def rank(self) -> int:
-        return self._inner.rank
-
-    @property
-    def size(self) -> int:
-        return self._inner.size
-
-    @property
-    def generation(self) -> int:
-        return self._inner.generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._clock
-
     def start(self, call: Call) -> AbstractWork:
-        if self._meet_faults(call):
+        if self._apply_faults(call):
             return DoneWork()
         return self._inner.start(call)
 
@@ -120,7 +105,7 @@ class FaultyGroup(AbstractGroup):
 
     def split(self, colour: int, key: int) -> AbstractGroup:
         """The part is not faulty: its ranks and calls are counted anew."""
-        self._meet_faults(None)
+        self._apply_faults(None)
         return self._inner.split(colour, key)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -129,7 +114,7 @@ class FaultyGroup(AbstractGroup):
     def close(self) -> None:
         self._inner.close()
 
-    def _meet_faults(self, call: Call | None) -> bool:
+    def _apply_faults(self, call: Call | None) -> bool:
         """Wait or die as this call's faults ask; whether the call is dropped."""
         index = self._num_calls
         self._num_calls += 1

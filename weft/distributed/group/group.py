@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from weft.distributed.group import calls
-from weft.distributed.group.calls import Call, Graph, ReduceOp
+from weft.distributed.group.calls import Call, NeighbourGraph, ReduceOp
 from weft.distributed.group.clock import AbstractClock
 
 __all__ = ["AbstractGroup", "AbstractWork", "DoneWork"]
@@ -37,7 +37,9 @@ class DoneWork(AbstractWork):
 
 
 class AbstractGroup(ABC):
-    """What every kind of group offers. `start` is the asynchronous form of a call; `run` and the named methods wait.
+    """Ranks that exchange tensors. `start` is the asynchronous form of a call; `run` and the named methods wait.
+
+    Calls write their results in place, as `weft.distributed.group.calls` says of each.
 
     Rules, held by one contract suite over all kinds:
     - All ranks start the same collectives in the same order. Messages between two ranks with one tag keep their order.
@@ -46,22 +48,29 @@ class AbstractGroup(ABC):
       PeerLostError on every surviving rank, and the error names the peer.
     """
 
-    @property
-    @abstractmethod
-    def rank(self) -> int: ...
+    def __init__(self, rank: int, size: int, *, clock: AbstractClock, generation: int = 0) -> None:
+        self._rank, self._size, self._clock, self._generation = rank, size, clock, generation
 
+    @final
     @property
-    @abstractmethod
-    def size(self) -> int: ...
+    def rank(self) -> int:
+        return self._rank
 
+    @final
     @property
-    @abstractmethod
+    def size(self) -> int:
+        return self._size
+
+    @final
+    @property
     def generation(self) -> int:
         """Counts the memberships that came before this one: a group is never repaired, it is replaced."""
+        return self._generation
 
+    @final
     @property
-    @abstractmethod
-    def clock(self) -> AbstractClock: ...
+    def clock(self) -> AbstractClock:
+        return self._clock
 
     @abstractmethod
     def start(self, call: Call) -> AbstractWork: ...
@@ -115,19 +124,9 @@ class AbstractGroup(ABC):
         self.run(calls.Reduce(tensor, root, op))
 
     @final
-    def gather(self, tensor: Tensor, output: Tensor | None = None, root: int = 0) -> None:
-        self.run(calls.Gather(tensor, output, root))
-
-    @final
-    def scatter(self, output: Tensor, tensor: Tensor | None = None, root: int = 0) -> None:
-        self.run(calls.Scatter(output, tensor, root))
-
-    @final
-    def neighbour_all_gather(self, output: Tensor, tensor: Tensor, graph: Graph) -> None:
-        self.run(calls.NeighbourAllGather(output, tensor, graph))
-
-    @final
-    def neighbour_all_reduce(self, tensor: Tensor, graph: Graph, weights: tuple[tuple[float, ...], ...]) -> None:
+    def neighbour_all_reduce(
+        self, tensor: Tensor, graph: NeighbourGraph, weights: tuple[tuple[float, ...], ...]
+    ) -> None:
         self.run(calls.NeighbourAllReduce(tensor, graph, weights))
 
     @final

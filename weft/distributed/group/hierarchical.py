@@ -6,8 +6,8 @@ host 1:  2  3       `inside` joins a row; a column is cut out of `whole`, which 
       columns       Every column carries its share between hosts, so each byte crosses once for each host.
 """
 
-from collections.abc import Callable, Generator
-from typing import Any, final
+from collections.abc import Callable
+from typing import final
 
 import torch
 from torch import Tensor
@@ -15,18 +15,11 @@ from torch import Tensor
 from weft.distributed.group import calls
 from weft.distributed.group.calls import Call
 from weft.distributed.group.checks import check_call
-from weft.distributed.group.clock import AbstractClock
-from weft.distributed.group.dense import copy_back, make_dense
 from weft.distributed.group.group import AbstractGroup, AbstractWork
+from weft.distributed.group.hierarchical_calls import COLUMN, FIRST_ROW, SECOND_ROW, Grid, Stages, stages_of
 from weft.errors import PeerLostError, UsageError
 
 __all__ = ["HierarchicalGroup"]
-
-# A call goes through at most three stages, each over a group of its own: whatever a rank waits for first, every group
-# sees the calls in the order in which they were started.
-FIRST_ROW, COLUMN, SECOND_ROW = range(3)
-
-Stages = Generator[tuple[int, Call], None, None]
 
 
 @final
@@ -38,42 +31,26 @@ class HierarchicalGroup(AbstractGroup):
     """
 
     def __init__(self, inside: AbstractGroup, whole: AbstractGroup) -> None:
+        super().__init__(whole.rank, whole.size, clock=whole.clock, generation=whole.generation)
         _check_order(inside, whole)
         self._inside, self._whole = inside, whole
-        self._num_rows, self._num_columns = whole.size // inside.size, inside.size
-        self._row, self._column = divmod(whole.rank, inside.size)
-        column = whole.split(self._column, self._row)
+        self._grid = Grid(*divmod(whole.rank, inside.size), whole.size // inside.size, inside.size)
+        column = whole.split(self._grid.column, self._grid.row)
         self._stages = (inside, column, inside.split(0, inside.rank))
         self._under_way: list[_StagedWork] = []
         self._lost: PeerLostError | None = None
-
-    @property
-    def rank(self) -> int:
-        return self._whole.rank
-
-    @property
-    def size(self) -> int:
-        return self._whole.size
-
-    @property
-    def generation(self) -> int:
-        return self._whole.generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._whole.clock
 
     def start(self, call: Call) -> AbstractWork:
         check_call(call, self.rank, self.size)
         if self._lost is not None:
             raise self._lost
         match call:
-            case calls.Send() | calls.Recv() if call.peer // self._num_columns == self._row:
-                return _RowMessage(self, type(call)(call.tensor, call.peer % self._num_columns, call.tag))
-            case calls.Send() | calls.Recv() | calls.NeighbourAllGather() | calls.NeighbourAllReduce():
+            case calls.Send() | calls.Recv() if call.peer // self._grid.num_columns == self._grid.row:
+                return _RowMessage(self, type(call)(call.tensor, call.peer % self._grid.num_columns, call.tag))
+            case calls.Send() | calls.Recv() | calls.NeighbourAllReduce():
                 return self._whole.start(call)
             case _:
-                work = _StagedWork(self, self._plan(call))
+                work = _StagedWork(self, stages_of(call, self._grid))
                 self._under_way.append(work)
                 self.advance()
                 return work
@@ -121,106 +98,13 @@ class HierarchicalGroup(AbstractGroup):
             group.close()
         try:
             self._whole.barrier()
-            row, column = (error.peer, self._column) if stage == COLUMN else (self._row, error.peer)
-            self._lost = PeerLostError(str(error), row * self._num_columns + column)
+            row, column = (error.peer, self._grid.column) if stage == COLUMN else (self._grid.row, error.peer)
+            self._lost = PeerLostError(str(error), row * self._grid.num_columns + column)
         except PeerLostError as lost:
             self._lost = lost
         for work in self._under_way:
             work.fail(self._lost)
         return self._lost
-
-    def _plan(self, call: Call) -> Stages:
-        plans: dict[type, Callable[[Any], Stages]] = {
-            calls.AllReduce: self._all_reduce,
-            calls.ReduceScatter: self._reduce_scatter,
-            calls.AllGather: self._all_gather,
-            calls.AllToAll: self._all_to_all,
-            calls.Broadcast: self._broadcast,
-            calls.Reduce: self._reduce,
-            calls.Gather: self._gather,
-            calls.Scatter: self._scatter,
-            calls.Barrier: self._barrier,
-        }
-        return plans[type(call)](call)
-
-    def _all_reduce(self, call: calls.AllReduce) -> Stages:
-        dense, size = make_dense(call.tensor), call.tensor.numel()
-        length = -(-size // self._num_columns)
-        padded = dense if length * self._num_columns == size else _pad(dense, length * self._num_columns)
-        part = dense.new_empty(length)
-        op = "sum" if call.op == "mean" else call.op
-        yield FIRST_ROW, calls.ReduceScatter(part, padded, op)
-        yield COLUMN, calls.AllReduce(part, op)
-        if call.op == "mean":
-            part.div_(self.size)
-        yield SECOND_ROW, calls.AllGather(padded, part)
-        copy_back(call.tensor, padded[:size])
-
-    def _reduce_scatter(self, call: calls.ReduceScatter) -> Stages:
-        op = "sum" if call.op == "mean" else call.op
-        by_column = _swap(make_dense(call.tensor), self._num_rows, self._num_columns)
-        parts = by_column.new_empty(by_column.numel() // self._num_columns)
-        output = by_column.new_empty(call.output.numel())
-        yield FIRST_ROW, calls.ReduceScatter(parts, by_column, op)
-        yield COLUMN, calls.ReduceScatter(output, parts, op)
-        if call.op == "mean":
-            output.div_(self.size)
-        copy_back(call.output, output)
-
-    def _all_gather(self, call: calls.AllGather) -> Stages:
-        dense = make_dense(call.tensor)
-        of_column = dense.new_empty(dense.numel() * self._num_rows)
-        by_column = dense.new_empty(dense.numel() * self.size)
-        yield COLUMN, calls.AllGather(of_column, dense)
-        yield SECOND_ROW, calls.AllGather(by_column, of_column)
-        copy_back(call.output, _swap(by_column, self._num_columns, self._num_rows))
-
-    def _all_to_all(self, call: calls.AllToAll) -> Stages:
-        by_column = _swap(make_dense(call.tensor), self._num_rows, self._num_columns)
-        from_row, output = torch.empty_like(by_column), torch.empty_like(by_column)
-        yield FIRST_ROW, calls.AllToAll(from_row, by_column)
-        yield COLUMN, calls.AllToAll(output, _swap(from_row, self._num_columns, self._num_rows))
-        copy_back(call.output, output)
-
-    def _broadcast(self, call: calls.Broadcast) -> Stages:
-        row, column = divmod(call.root, self._num_columns)
-        if self._column == column:
-            yield COLUMN, calls.Broadcast(call.tensor, row)
-        yield SECOND_ROW, calls.Broadcast(call.tensor, column)
-
-    def _reduce(self, call: calls.Reduce) -> Stages:
-        row, column = divmod(call.root, self._num_columns)
-        total, op = make_dense(call.tensor).clone(), "sum" if call.op == "mean" else call.op
-        yield FIRST_ROW, calls.Reduce(total, column, op)
-        if self._column == column:
-            yield COLUMN, calls.Reduce(total, row, op)
-        if self.rank == call.root:
-            copy_back(call.tensor, total.div_(self.size) if call.op == "mean" else total)
-
-    def _gather(self, call: calls.Gather) -> Stages:
-        row, column = divmod(call.root, self._num_columns)
-        dense = make_dense(call.tensor)
-        of_row = dense.new_empty(dense.numel() * self._num_columns) if self._column == column else None
-        yield FIRST_ROW, calls.Gather(dense, of_row, column)
-        if of_row is not None:
-            output = None if self.rank != call.root or call.output is None else make_dense(call.output)
-            yield COLUMN, calls.Gather(of_row, output, row)
-            if output is not None and call.output is not None:
-                copy_back(call.output, output)
-
-    def _scatter(self, call: calls.Scatter) -> Stages:
-        row, column = divmod(call.root, self._num_columns)
-        output = make_dense(call.output)
-        of_row = output.new_empty(output.numel() * self._num_columns) if self._column == column else None
-        if of_row is not None:
-            whole = None if self.rank != call.root or call.tensor is None else make_dense(call.tensor)
-            yield COLUMN, calls.Scatter(of_row, whole, row)
-        yield SECOND_ROW, calls.Scatter(output, of_row, column)
-        copy_back(call.output, output)
-
-    def _barrier(self, call: calls.Barrier) -> Stages:
-        yield FIRST_ROW, call
-        yield COLUMN, call
 
 
 def _check_order(inside: AbstractGroup, whole: AbstractGroup) -> None:
@@ -232,17 +116,6 @@ def _check_order(inside: AbstractGroup, whole: AbstractGroup) -> None:
             f"ranks do not count host by host (ranks on this host: {ranks.tolist()}, of {whole.size}); "
             "start the same number on each host, in order"
         )
-
-
-def _swap(parts: Tensor, num_rows: int, num_columns: int) -> Tensor:
-    """Parts that lie row by row, column by column instead."""
-    return parts.view(num_rows, num_columns, -1).transpose(0, 1).contiguous().view(-1)
-
-
-def _pad(dense: Tensor, length: int) -> Tensor:
-    padded = dense.new_zeros(length)
-    padded[: dense.numel()] = dense
-    return padded
 
 
 @final

@@ -2,7 +2,7 @@
 
 MPI adds up in an order of its own, the same for all ranks; it knows no 16-bit floats, so these travel as 32-bit ones
 and are rounded once. Under plain mpirun a rank that dies ends all others, and mpirun names it; one that falls silent,
-and one that dies under `mpirun --with-ft ulfm`, is named by the signs of life beside MPI.
+and one that dies under `mpirun --with-ft ulfm`, is named by heartbeats beside MPI.
 """
 
 import atexit
@@ -22,10 +22,10 @@ from torch import Tensor
 
 from weft.distributed.group.calls import Call, Recv, Send
 from weft.distributed.group.checks import check_call
-from weft.distributed.group.clock import AbstractClock, RealClock
+from weft.distributed.group.clock import RealClock
 from weft.distributed.group.group import AbstractGroup, AbstractWork
-from weft.distributed.group.mpi_calls import MpiSeat, Posted, post
-from weft.distributed.group.watch import Store, Watch
+from weft.distributed.group.liveness import LivenessMonitor, Store
+from weft.distributed.group.mpi_calls import MpiEndpoint, StartedCall, start_call
 from weft.errors import PeerLostError, UsageError
 
 __all__ = ["MpiGroup", "import_mpi", "open_store"]
@@ -75,7 +75,7 @@ class MpiGroup(AbstractGroup):
     Args:
         communicator: of mpi4py; it is duplicated, so that messages never mix with the owner's.
         timeout: seconds after which a peer that does not take part counts as lost.
-        store: where the ranks leave their signs of life; by default one that rank 0 keeps.
+        store: where the ranks leave their heartbeats; by default one that rank 0 keeps.
     """
 
     def __init__(
@@ -83,36 +83,23 @@ class MpiGroup(AbstractGroup):
     ) -> None:
         self._mpi = import_mpi()
         whole = communicator or self._mpi.COMM_WORLD
-        self._seat = MpiSeat(self._mpi, whole.rank, whole.size, whole.Dup(), whole.Dup(), whole.Dup())
-        self._timeout, self._generation, self._clock = timeout, generation, RealClock()
+        super().__init__(whole.rank, whole.size, clock=RealClock(), generation=generation)
+        self._endpoint = MpiEndpoint(self._mpi, whole.rank, whole.size, whole.Dup(), whole.Dup(), whole.Dup())
+        self._timeout = timeout
         self._store = store or open_store(whole, timeout, is_one_host=_is_one_host(self._mpi, whole))
         self._num_splits = 0
         self._is_open = True
-        self._signs = _c10d.PrefixStore(f"watch/{generation}", self._store)
-        self._watch = Watch(self._signs, self.rank, self.size, timeout=timeout, on_lost=self._doom)
-
-    @property
-    def rank(self) -> int:
-        return self._seat.rank
-
-    @property
-    def size(self) -> int:
-        return self._seat.size
-
-    @property
-    def generation(self) -> int:
-        return self._generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._clock
+        self._heartbeats = _c10d.PrefixStore(f"liveness/{generation}", self._store)
+        self._liveness = LivenessMonitor(
+            self._heartbeats, self.rank, self.size, timeout=timeout, on_lost=self._leave_at_exit
+        )
 
     def start(self, call: Call) -> AbstractWork:
         check_call(call, self.rank, self.size)
         self._check_open()
-        work = _MpiWork(self._mpi, self._watch, self._timeout)
-        self._watch.begin(work, peer=call.peer if isinstance(call, Send | Recv) else None)
-        work.run(lambda: post(self._seat, call))
+        work = _MpiWork(self._mpi, self._liveness, self._timeout)
+        self._liveness.begin(work, peer=call.peer if isinstance(call, Send | Recv) else None)
+        work.run(lambda: start_call(self._endpoint, call))
         return work
 
     def run(self, call: Call) -> None:
@@ -122,7 +109,7 @@ class MpiGroup(AbstractGroup):
         wishes = torch.empty(self.size, 2, dtype=torch.int64)
         self.all_gather(wishes, torch.tensor([colour, key]))  # finds a lost peer, which MPI's own split would wait for
         colours = sorted(set(wishes[:, 0].tolist()))
-        part = self._seat.collectives.Split(colours.index(colour), key)
+        part = self._endpoint.collectives.Split(colours.index(colour), key)
         store = _c10d.PrefixStore(f"split/{self._num_splits}/{colour}", self._store)
         self._num_splits += 1
         group = MpiGroup(part, timeout=self._timeout, generation=self._generation, store=store)
@@ -135,21 +122,21 @@ class MpiGroup(AbstractGroup):
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._watch.close()
-            if not self._watch.has_lost and not self._watch.is_waiting:
-                self._seat.free()
+            self._liveness.close()
+            if not self._liveness.has_lost and not self._liveness.is_waiting:
+                self._endpoint.free()
 
     def _check_open(self) -> None:
-        self._watch.check()
+        self._liveness.check()
         if not self._is_open:
             raise UsageError(f"group is closed (rank: {self.rank}, size: {self.size}); open a new one")
 
-    def _doom(self, lost: int) -> None:
+    def _leave_at_exit(self, lost: int) -> None:
         """MPI's own end would wait for the lost peer: leave without it, after all others have told their error too."""
         others = [rank for rank in range(self.size) if rank not in (lost, self.rank)]
         end = _leave if is_fault_tolerant() else self._mpi.COMM_WORLD.Abort
         atexit.register(end, PeerLostError.exit_code)
-        atexit.register(_await_others, self._signs, self.rank, others)  # runs first
+        atexit.register(_await_others, self._heartbeats, self.rank, others)  # runs first
 
 
 def _await_others(store: Store, rank: int, others: Sequence[int]) -> None:
@@ -185,19 +172,19 @@ def _is_one_host(mpi: Any, communicator: Any) -> bool:
 class _MpiWork(AbstractWork):
     """Requests under way. Waiting is asking again and again, so that a lost peer ends it."""
 
-    def __init__(self, mpi: Any, watch: Watch, timeout: float) -> None:
-        self._mpi, self._watch, self._timeout = mpi, watch, timeout
-        self._posted = Posted([])
+    def __init__(self, mpi: Any, liveness: LivenessMonitor, timeout: float) -> None:
+        self._mpi, self._liveness, self._timeout = mpi, liveness, timeout
+        self._started = StartedCall([])
         self._is_over = False
         self._error: Exception | None = None
 
-    def run(self, start: Callable[[], Posted]) -> None:
+    def run(self, start: Callable[[], StartedCall]) -> None:
         try:
-            self._posted = start()
+            self._started = start()
         except self._mpi.Exception as error:
             self._fail(error, was_timeout=False)
         except BaseException:
-            self._watch.end(self)
+            self._liveness.end(self)
             raise
 
     def wait(self) -> None:
@@ -214,7 +201,7 @@ class _MpiWork(AbstractWork):
 
     def _pause(self, waited: float) -> None:
         try:
-            self._watch.check()
+            self._liveness.check()
         except PeerLostError as error:
             self._end(error)
         if waited > self._timeout:
@@ -225,8 +212,8 @@ class _MpiWork(AbstractWork):
         """Whether the call is over; finishes it when MPI is done."""
         if not self._is_over:
             try:
-                if self._mpi.Request.Testall(self._posted.requests):
-                    self._posted.finish()
+                if self._mpi.Request.Testall(self._started.requests):
+                    self._started.finish()
                     self._end(None)
             except self._mpi.Exception as error:
                 self._fail(error, was_timeout=False)
@@ -234,14 +221,14 @@ class _MpiWork(AbstractWork):
 
     def _fail(self, error: Exception, *, was_timeout: bool) -> None:
         try:
-            self._watch.explain(self, was_timeout=was_timeout)
+            self._liveness.explain(self, was_timeout=was_timeout)
         except PeerLostError as lost:
             error = lost
         self._end(error)
 
     def _end(self, error: Exception | None) -> None:
         self._error = error
-        self._watch.end(self)
+        self._liveness.end(self)
         if error is None:
-            self._posted = Posted([])  # else MPI may still write to the buffers: keep them
+            self._started = StartedCall([])  # else MPI may still write to the buffers: keep them
         self._is_over = True

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from weft.distributed.group import calls
-from weft.distributed.group.calls import Call, Graph
+from weft.distributed.group.calls import Call
 from weft.distributed.group.dense import as_bytes, combine_neighbours, copy_back, make_dense
 from weft.errors import UsageError
 
-__all__ = ["MpiSeat", "Posted", "post"]
+__all__ = ["MpiEndpoint", "StartedCall", "start_call"]
 
 _TYPES = {
     torch.float32: "FLOAT",
@@ -32,7 +32,7 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
+class StartedCall:
     """Requests under way, and what is left to do when all are done. The buffers live as long as the requests."""
 
     requests: list[Any]
@@ -41,8 +41,8 @@ class Posted:
 
 
 @dataclass(frozen=True, slots=True)
-class MpiSeat:
-    """A rank at its communicators: one for each sort of traffic, so that tags and orders never meet."""
+class MpiEndpoint:
+    """A rank and its communicators: one for each sort of traffic, so that tags and orders never meet."""
 
     mpi: Any
     rank: int
@@ -62,47 +62,37 @@ class MpiSeat:
         return [dense.numpy(), getattr(self.mpi, _TYPES[dense.dtype])]
 
 
-def post(seat: MpiSeat, call: Call) -> Posted:
+def start_call(endpoint: MpiEndpoint, call: Call) -> StartedCall:
     """Start a call that `check_call` has passed."""
-    comm = seat.collectives
+    comm = endpoint.collectives
     match call:
         case calls.Barrier():
-            return Posted([comm.Ibarrier()])
+            return StartedCall([comm.Ibarrier()])
         case calls.Send():
-            buffer = seat.bytes_of(make_dense(call.tensor))
-            return Posted([seat.messages.Isend(buffer, call.peer, call.tag)], buffers=(buffer,))
+            buffer = endpoint.bytes_of(make_dense(call.tensor))
+            return StartedCall([endpoint.messages.Isend(buffer, call.peer, call.tag)], buffers=(buffer,))
         case calls.Recv():
             dense = make_dense(call.tensor)
-            request = seat.messages.Irecv(seat.bytes_of(dense), call.peer, call.tag)
-            return Posted([request], lambda: copy_back(call.tensor, dense))
+            request = endpoint.messages.Irecv(endpoint.bytes_of(dense), call.peer, call.tag)
+            return StartedCall([request], lambda: copy_back(call.tensor, dense))
         case calls.AllReduce() | calls.Reduce() | calls.ReduceScatter():
-            return _post_reduction(seat, call)
+            return _start_reduction(endpoint, call)
         case calls.AllGather() | calls.AllToAll():
             dense, output = make_dense(call.tensor), make_dense(call.output)
             start = comm.Iallgather if isinstance(call, calls.AllGather) else comm.Ialltoall
-            request = start(seat.bytes_of(dense), seat.bytes_of(output))
-            return Posted([request], lambda: copy_back(call.output, output), (dense,))
+            request = start(endpoint.bytes_of(dense), endpoint.bytes_of(output))
+            return StartedCall([request], lambda: copy_back(call.output, output), (dense,))
         case calls.Broadcast():
             dense = make_dense(call.tensor)
-            return Posted([comm.Ibcast(seat.bytes_of(dense), call.root)], lambda: copy_back(call.tensor, dense))
-        case calls.Gather():
-            return _post_gather(seat, call)
-        case calls.Scatter():
-            output = make_dense(call.output)
-            whole = make_dense(call.tensor) if call.tensor is not None and seat.rank == call.root else None
-            given = None if whole is None else seat.bytes_of(whole)
-            request = comm.Iscatter(given, seat.bytes_of(output), call.root)
-            return Posted([request], lambda: copy_back(call.output, output), (given,))
-        case calls.NeighbourAllGather():
-            output = make_dense(call.output)
-            requests, sent = _exchange_with_neighbours(seat, call.tensor, output, call.graph)
-            return Posted(requests, lambda: copy_back(call.output, output), (sent,))
+            return StartedCall(
+                [comm.Ibcast(endpoint.bytes_of(dense), call.root)], lambda: copy_back(call.tensor, dense)
+            )
         case calls.NeighbourAllReduce():
-            return _post_neighbour_all_reduce(seat, call)
+            return _start_neighbour_all_reduce(endpoint, call)
 
 
-def _post_reduction(seat: MpiSeat, call: calls.AllReduce | calls.Reduce | calls.ReduceScatter) -> Posted:
-    comm, op = seat.collectives, getattr(seat.mpi, _OPS[call.op])
+def _start_reduction(endpoint: MpiEndpoint, call: calls.AllReduce | calls.Reduce | calls.ReduceScatter) -> StartedCall:
+    comm, op = endpoint.collectives, getattr(endpoint.mpi, _OPS[call.op])
     # 16-bit floats travel as 32-bit ones. A copy anyway, but for all-reduce: MPI must not write to the inputs.
     own = make_dense(call.tensor)
     own = own.float() if own.dtype in _HALVES else own
@@ -112,52 +102,35 @@ def _post_reduction(seat: MpiSeat, call: calls.AllReduce | calls.Reduce | calls.
     total, is_target = own, True
     match call:
         case calls.AllReduce():
-            request = comm.Iallreduce(seat.mpi.IN_PLACE, seat.numbers_of(total), op)
+            request = comm.Iallreduce(endpoint.mpi.IN_PLACE, endpoint.numbers_of(total), op)
         case calls.Reduce():
-            total, is_target = torch.empty_like(own), seat.rank == call.root
+            total, is_target = torch.empty_like(own), endpoint.rank == call.root
             request = comm.Ireduce(
-                seat.numbers_of(own), seat.numbers_of(total) if is_target else None, op, root=call.root
+                endpoint.numbers_of(own), endpoint.numbers_of(total) if is_target else None, op, root=call.root
             )
         case calls.ReduceScatter():
             total = own.new_empty(call.output.numel())
-            request = comm.Ireduce_scatter_block(seat.numbers_of(own), seat.numbers_of(total), op)
+            request = comm.Ireduce_scatter_block(endpoint.numbers_of(own), endpoint.numbers_of(total), op)
 
     def finish() -> None:
         if is_target:
             if call.op == "mean":
-                total.div_(seat.size)
+                total.div_(endpoint.size)
             copy_back(target, total)
 
-    return Posted([request], finish, (own,))
+    return StartedCall([request], finish, (own,))
 
 
-def _post_gather(seat: MpiSeat, call: calls.Gather) -> Posted:
-    buffer = seat.bytes_of(make_dense(call.tensor))
-    if seat.rank != call.root or call.output is None:
-        return Posted([seat.collectives.Igather(buffer, None, call.root)], buffers=(buffer,))
-    target, output = call.output, make_dense(call.output)
-    request = seat.collectives.Igather(buffer, seat.bytes_of(output), call.root)
-    return Posted([request], lambda: copy_back(target, output), (buffer,))
-
-
-def _post_neighbour_all_reduce(seat: MpiSeat, call: calls.NeighbourAllReduce) -> Posted:
-    weights, own = call.weights[seat.rank], make_dense(call.tensor)
-    others = own.new_empty((len(weights) - 1, own.numel()))
-    requests, sent = _exchange_with_neighbours(seat, own, others.view(-1), call.graph)
+def _start_neighbour_all_reduce(endpoint: MpiEndpoint, call: calls.NeighbourAllReduce) -> StartedCall:
+    sources, weights, comm = call.graph[endpoint.rank], call.weights[endpoint.rank], endpoint.neighbours
+    own = make_dense(call.tensor)
+    others = own.new_empty((len(sources), own.numel()))
+    sent = endpoint.bytes_of(own)
+    requests = [comm.Irecv(endpoint.bytes_of(other), source) for other, source in zip(others, sources, strict=True)]
+    requests += [comm.Isend(sent, peer) for peer, row in enumerate(call.graph) if endpoint.rank in row]
 
     def finish() -> None:
         combine_neighbours(own, others, weights)
         copy_back(call.tensor, own)
 
-    return Posted(requests, finish, (sent,))
-
-
-def _exchange_with_neighbours(
-    seat: MpiSeat, tensor: Tensor, received: Tensor, graph: Graph
-) -> tuple[list[Any], list[Any]]:
-    """The requests, and the buffer that is sent."""
-    sources, comm = graph[seat.rank], seat.neighbours
-    parts = received.chunk(len(sources)) if received.numel() else [received] * len(sources)
-    receives = [comm.Irecv(seat.bytes_of(part), source) for part, source in zip(parts, sources, strict=True)]
-    buffer = seat.bytes_of(make_dense(tensor))
-    return receives + [comm.Isend(buffer, peer) for peer, row in enumerate(graph) if seat.rank in row], buffer
+    return StartedCall(requests, finish, (sent,))

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from weft.distributed.group import calls
 from weft.distributed.group.calls import Call
-from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.group import AbstractGroup, AbstractWork
 
 __all__ = ["GroupTraffic", "RecordingGroup", "message_bytes"]
@@ -18,15 +17,7 @@ Key = TypeVar("Key")
 
 def message_bytes(call: Call) -> int:
     """Bytes of the tensor that the call brings, or that it fills where it brings none."""
-    match call:
-        case calls.Barrier():
-            return 0
-        case calls.Scatter(output=output, tensor=None):
-            tensor = output
-        case _:
-            assert call.tensor is not None
-            tensor = call.tensor
-    return tensor.numel() * tensor.element_size()
+    return 0 if isinstance(call, calls.Barrier) else call.tensor.nbytes
 
 
 @dataclass(frozen=True)
@@ -66,34 +57,19 @@ class RecordingGroup(AbstractGroup):
     """Wraps any group and changes nothing but its own counts. Groups that are split off count for themselves."""
 
     def __init__(self, inner: AbstractGroup) -> None:
+        super().__init__(inner.rank, inner.size, clock=inner.clock, generation=inner.generation)
         self._inner = inner
         self._traffic = GroupTraffic()
 
     @property
     def traffic(self) -> GroupTraffic:
-        """What has passed so far."""
+        """The counts so far."""
         return self._traffic
 
     @property
     def inner(self) -> AbstractGroup:
         """The group that this one wraps."""
         return self._inner
-
-    @property
-    def rank(self) -> int:
-        return self._inner.rank
-
-    @property
-    def size(self) -> int:
-        return self._inner.size
-
-    @property
-    def generation(self) -> int:
-        return self._inner.generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._inner.clock
 
     def start(self, call: Call) -> AbstractWork:
         work = self._inner.start(call)

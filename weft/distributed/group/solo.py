@@ -16,7 +16,7 @@ __all__ = ["SoloGroup"]
 
 @final
 class SoloGroup(AbstractGroup):
-    """One rank by itself. Reductions leave their tensor as it is; gathers and scatters copy.
+    """One rank by itself. Reductions leave their tensor as it is; gathers copy.
 
     >>> group = SoloGroup()
     >>> total = torch.tensor([1.0, 2.0])
@@ -26,31 +26,12 @@ class SoloGroup(AbstractGroup):
     """
 
     def __init__(self, *, clock: AbstractClock | None = None, generation: int = 0) -> None:
-        self._clock = clock or RealClock()
-        self._generation = generation
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    @property
-    def size(self) -> int:
-        return 1
-
-    @property
-    def generation(self) -> int:
-        return self._generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._clock
+        super().__init__(0, 1, clock=clock or RealClock(), generation=generation)
 
     def start(self, call: Call) -> AbstractWork:
         check_call(call, 0, 1)
         match call:
-            case calls.AllGather() | calls.AllToAll() | calls.ReduceScatter() | calls.Gather() | calls.Scatter():
-                # The checks have made sure that both are given: rank 0 is every root.
-                assert call.output is not None and call.tensor is not None
+            case calls.AllGather() | calls.AllToAll() | calls.ReduceScatter():
                 call.output.detach().copy_(call.tensor.detach().reshape(call.output.shape))
             case calls.NeighbourAllReduce():
                 call.tensor.detach().mul_(call.weights[0][0])

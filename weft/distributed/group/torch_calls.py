@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from weft.distributed.group import calls
-from weft.distributed.group.calls import Call, Graph, ReduceOp
+from weft.distributed.group.calls import Call, ReduceOp
 from weft.distributed.group.dense import as_bytes, combine_neighbours, copy_back, make_dense, reduce_parts
 from weft.errors import UsageError
 
-__all__ = ["Launched", "TorchSeat", "launch"]
+__all__ = ["StartedCall", "TorchEndpoint", "start_call"]
 
 # The type stubs of torch know neither the options of calls nor the methods of process groups.
 _c10d: Any = distributed_c10d
@@ -36,8 +36,8 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """What is under way for a call, and what is left to do when all of it is done."""
+class StartedCall:
+    """The works of a call under way, and what is left to do when all of them are done."""
 
     works: list[Any]
     finish: Callable[[], None] = _nothing
@@ -45,8 +45,8 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True)
-class TorchSeat:
-    """A rank at its process group."""
+class TorchEndpoint:
+    """A rank and its process group."""
 
     transport: Any
     rank: int
@@ -59,122 +59,87 @@ class TorchSeat:
         return [self.transport.recv([as_bytes(dense)], peer, tag)] if dense.numel() else []
 
 
-def launch(seat: TorchSeat, call: Call, neighbour_tag: int) -> Launched:
+def start_call(endpoint: TorchEndpoint, call: Call, neighbour_tag: int) -> StartedCall:
     """Start a call that `check_call` has passed. Ranks agree on emptiness, so nothing is sent for empty tensors."""
     match call:
         case calls.Barrier():
-            return Launched([seat.transport.barrier(_c10d.BarrierOptions())])
+            return StartedCall([endpoint.transport.barrier(_c10d.BarrierOptions())])
         case calls.Send():
-            return Launched(seat.send(call.tensor, call.peer, call.tag), is_message=True)
+            return StartedCall(endpoint.send(call.tensor, call.peer, call.tag), is_message=True)
         case calls.Recv():
             dense = make_dense(call.tensor)
-            works = seat.recv(dense, call.peer, call.tag)
-            return Launched(works, lambda: copy_back(call.tensor, dense), is_message=True)
-        case calls.NeighbourAllGather():
-            return _launch_neighbour_all_gather(seat, call, neighbour_tag)
+            works = endpoint.recv(dense, call.peer, call.tag)
+            return StartedCall(works, lambda: copy_back(call.tensor, dense), is_message=True)
         case calls.NeighbourAllReduce():
-            return _launch_neighbour_all_reduce(seat, call, neighbour_tag)
-        case calls.Scatter():
-            return _launch_scatter(seat, call) if call.output.numel() else Launched([])
+            return _start_neighbour_all_reduce(endpoint, call, neighbour_tag)
         case _ if call.tensor.numel() == 0:
-            return Launched([])
+            return StartedCall([])
         case calls.AllReduce() | calls.Reduce():
-            return _launch_reduction(seat, call)
+            return _start_reduction(endpoint, call)
         case calls.ReduceScatter():
-            return _launch_reduce_scatter(seat, call)
+            return _start_reduce_scatter(endpoint, call)
         case calls.AllGather() | calls.AllToAll():
-            return _launch_exchange(seat, call)
-        case calls.Gather():
-            return _launch_gather(seat, call)
+            return _start_exchange(endpoint, call)
         case calls.Broadcast():
             dense = make_dense(call.tensor)
-            work = seat.transport.broadcast([as_bytes(dense)], _options(_c10d.BroadcastOptions(), rootRank=call.root))
-            return Launched([work], lambda: copy_back(call.tensor, dense))
+            work = endpoint.transport.broadcast(
+                [as_bytes(dense)], _options(_c10d.BroadcastOptions(), rootRank=call.root)
+            )
+            return StartedCall([work], lambda: copy_back(call.tensor, dense))
 
 
-def _launch_reduction(seat: TorchSeat, call: calls.AllReduce | calls.Reduce) -> Launched:
+def _start_reduction(endpoint: TorchEndpoint, call: calls.AllReduce | calls.Reduce) -> StartedCall:
     if call.tensor.dtype not in _REDUCIBLE:
         raise UsageError(f"torch.distributed cannot reduce this type (type: {call.tensor.dtype}); convert the tensor")
     dense = make_dense(call.tensor)
     if isinstance(call, calls.AllReduce):
-        work = seat.transport.allreduce([dense], _options(_c10d.AllreduceOptions(), reduceOp=_OPS[call.op]))
+        work = endpoint.transport.allreduce([dense], _options(_c10d.AllreduceOptions(), reduceOp=_OPS[call.op]))
     else:
         dense = dense.clone()  # Gloo uses the tensors of all ranks as scratch
         options = _options(_c10d.ReduceOptions(), reduceOp=_OPS[call.op], rootRank=call.root)
-        work = seat.transport.reduce([dense], options)
+        work = endpoint.transport.reduce([dense], options)
 
     def finish() -> None:
-        if isinstance(call, calls.AllReduce) or seat.rank == call.root:
+        if isinstance(call, calls.AllReduce) or endpoint.rank == call.root:
             if call.op == "mean":
-                dense.div_(seat.size)
+                dense.div_(endpoint.size)
             copy_back(call.tensor, dense)
 
-    return Launched([work], finish)
+    return StartedCall([work], finish)
 
 
-def _launch_reduce_scatter(seat: TorchSeat, call: calls.ReduceScatter) -> Launched:
+def _start_reduce_scatter(endpoint: TorchEndpoint, call: calls.ReduceScatter) -> StartedCall:
     """Each rank gets all parts that it is to reduce: as few bytes as a ring, and the order of ranks."""
     parts = call.tensor.detach().new_empty(call.tensor.numel())
-    work = _exchange_parts(seat, parts, make_dense(call.tensor))
-    return Launched([work], lambda: copy_back(call.output, reduce_parts(parts.view(seat.size, -1), call.op)))
+    work = _exchange_parts(endpoint, parts, make_dense(call.tensor))
+    return StartedCall([work], lambda: copy_back(call.output, reduce_parts(parts.view(endpoint.size, -1), call.op)))
 
 
-def _launch_exchange(seat: TorchSeat, call: calls.AllGather | calls.AllToAll) -> Launched:
+def _start_exchange(endpoint: TorchEndpoint, call: calls.AllGather | calls.AllToAll) -> StartedCall:
     dense, output = make_dense(call.tensor), make_dense(call.output)
     if isinstance(call, calls.AllToAll):
-        work = _exchange_parts(seat, output, dense)
+        work = _exchange_parts(endpoint, output, dense)
     else:
-        work = seat.transport._allgather_base(as_bytes(output), as_bytes(dense), _c10d.AllgatherOptions())
-    return Launched([work], lambda: copy_back(call.output, output))
+        work = endpoint.transport._allgather_base(as_bytes(output), as_bytes(dense), _c10d.AllgatherOptions())
+    return StartedCall([work], lambda: copy_back(call.output, output))
 
 
-def _exchange_parts(seat: TorchSeat, output: Tensor, dense: Tensor) -> Any:
-    return seat.transport.alltoall_base(as_bytes(output), as_bytes(dense), [], [], _c10d.AllToAllOptions())
+def _exchange_parts(endpoint: TorchEndpoint, output: Tensor, dense: Tensor) -> Any:
+    return endpoint.transport.alltoall_base(as_bytes(output), as_bytes(dense), [], [], _c10d.AllToAllOptions())
 
 
-def _launch_gather(seat: TorchSeat, call: calls.Gather) -> Launched:
-    options = _options(_c10d.GatherOptions(), rootRank=call.root)
-    dense = as_bytes(make_dense(call.tensor))
-    if seat.rank != call.root or call.output is None:
-        return Launched([seat.transport.gather([], [dense], options)])
-    target, output = call.output, make_dense(call.output)
-    work = seat.transport.gather([list(as_bytes(output).chunk(seat.size))], [dense], options)
-    return Launched([work], lambda: copy_back(target, output))
-
-
-def _launch_scatter(seat: TorchSeat, call: calls.Scatter) -> Launched:
-    output, parts = make_dense(call.output), []
-    if seat.rank == call.root and call.tensor is not None:
-        parts = [list(as_bytes(make_dense(call.tensor)).chunk(seat.size))]
-    work = seat.transport.scatter([as_bytes(output)], parts, _options(_c10d.ScatterOptions(), rootRank=call.root))
-    return Launched([work], lambda: copy_back(call.output, output))
-
-
-def _launch_neighbour_all_gather(seat: TorchSeat, call: calls.NeighbourAllGather, tag: int) -> Launched:
-    output = make_dense(call.output)
-    works = _exchange_with_neighbours(seat, call.tensor, output, call.graph, tag)
-    return Launched(works, lambda: copy_back(call.output, output), is_message=True)
-
-
-def _launch_neighbour_all_reduce(seat: TorchSeat, call: calls.NeighbourAllReduce, tag: int) -> Launched:
-    weights = call.weights[seat.rank]
-    own = make_dense(call.tensor)
-    others = own.new_empty((len(weights) - 1, own.numel()))
+def _start_neighbour_all_reduce(endpoint: TorchEndpoint, call: calls.NeighbourAllReduce, tag: int) -> StartedCall:
+    sources, weights, own = call.graph[endpoint.rank], call.weights[endpoint.rank], make_dense(call.tensor)
+    others = own.new_empty((len(sources), own.numel()))
+    targets = [peer for peer, row in enumerate(call.graph) if endpoint.rank in row]
+    works = [work for other, source in zip(others, sources, strict=True) for work in endpoint.recv(other, source, tag)]
+    works += [work for target in targets for work in endpoint.send(own, target, tag)]
 
     def finish() -> None:
         combine_neighbours(own, others, weights)
         copy_back(call.tensor, own)
 
-    works = _exchange_with_neighbours(seat, own, others.view(-1), call.graph, tag)
-    return Launched(works, finish, is_message=True)
-
-
-def _exchange_with_neighbours(seat: TorchSeat, tensor: Tensor, received: Tensor, graph: Graph, tag: int) -> list[Any]:
-    sources = graph[seat.rank]
-    parts = received.view(len(sources), -1) if sources else received
-    targets = [peer for peer, row in enumerate(graph) if seat.rank in row]
-    receives = [work for part, source in zip(parts, sources, strict=False) for work in seat.recv(part, source, tag)]
-    return receives + [work for target in targets for work in seat.send(tensor, target, tag)]
+    return StartedCall(works, finish, is_message=True)
 
 
 def _options(options: Any, **values: Any) -> Any:

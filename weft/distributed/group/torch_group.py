@@ -18,10 +18,10 @@ from torch import Tensor
 
 from weft.distributed.group.calls import Call, Recv, Send
 from weft.distributed.group.checks import check_call
-from weft.distributed.group.clock import AbstractClock, RealClock
+from weft.distributed.group.clock import RealClock
 from weft.distributed.group.group import AbstractGroup, AbstractWork
-from weft.distributed.group.torch_calls import Launched, TorchSeat, launch
-from weft.distributed.group.watch import Store, Watch
+from weft.distributed.group.liveness import LivenessMonitor, Store
+from weft.distributed.group.torch_calls import StartedCall, TorchEndpoint, start_call
 from weft.errors import PeerLostError, UsageError
 
 __all__ = ["TorchBackend", "TorchGroup"]
@@ -61,43 +61,28 @@ class TorchGroup(AbstractGroup):
         interface: str | None = "lo",
         generation: int = 0,
     ) -> None:
-        self._store, self._rank, self._size, self._generation = store, rank, size, generation
-        self._timeout, self._backend, self._interface = timeout, backend, interface
-        self._clock = RealClock()
+        super().__init__(rank, size, clock=RealClock(), generation=generation)
+        self._store, self._timeout, self._backend, self._interface = store, timeout, backend, interface
         self._num_splits = 0
         self._num_calls = 0
         self._transport: Any = None
-        signs = _c10d.PrefixStore("watch", store)
-        self._watch = Watch(signs, rank, size, timeout=timeout, on_lost=lambda _: self._break_transport())
-        opening = _TorchWork(self._watch)
-        self._watch.begin(opening)
+        heartbeats = _c10d.PrefixStore("liveness", store)
+        self._liveness = LivenessMonitor(
+            heartbeats, rank, size, timeout=timeout, on_lost=lambda _: self._break_transport()
+        )
+        opening = _TorchWork(self._liveness)
+        self._liveness.begin(opening)
         opening.run(self._open)
         opening.wait()
-
-    @property
-    def rank(self) -> int:
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    @property
-    def generation(self) -> int:
-        return self._generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._clock
 
     def start(self, call: Call) -> AbstractWork:
         check_call(call, self._rank, self._size)
         self._check_open()
-        work = _TorchWork(self._watch)
-        self._watch.begin(work, peer=call.peer if isinstance(call, Send | Recv) else None)
+        work = _TorchWork(self._liveness)
+        self._liveness.begin(work, peer=call.peer if isinstance(call, Send | Recv) else None)
         tag = FIRST_NEIGHBOUR_TAG + self._num_calls % NUM_NEIGHBOUR_TAGS
         self._num_calls += not isinstance(call, Send | Recv)
-        work.run(lambda: launch(TorchSeat(self._transport, self._rank, self._size), call, tag))
+        work.run(lambda: start_call(TorchEndpoint(self._transport, self._rank, self._size), call, tag))
         return work
 
     def run(self, call: Call) -> None:
@@ -125,12 +110,12 @@ class TorchGroup(AbstractGroup):
 
     def close(self) -> None:
         if self._transport is not None:
-            self._watch.close()
-            if self._watch.is_waiting:
+            self._liveness.close()
+            if self._liveness.is_waiting:
                 self._break_transport()  # or its threads would go on waiting
             self._transport = None
 
-    def _open(self) -> Launched:
+    def _open(self) -> StartedCall:
         store, timeout = _c10d.PrefixStore("transport", self._store), timedelta(seconds=self._timeout)
         if self._backend == "nccl":
             options = _c10d.ProcessGroupNCCL.Options()
@@ -143,22 +128,22 @@ class TorchGroup(AbstractGroup):
             device = gloo.create_device(interface=self._interface) if self._interface else gloo.create_default_device()
             options._devices = [device]
             self._transport = _c10d.ProcessGroupGloo(store, self._rank, self._size, options)
-        return Launched([])
+        return StartedCall([])
 
     def _check_open(self) -> None:
-        self._watch.check()
+        self._liveness.check()
         if self._transport is None:
             raise UsageError(f"group is closed (rank: {self._rank}, size: {self._size}); open a new one")
 
     def _ask(self, store: Store, rank: int) -> tuple[int, int]:
-        """What a rank gave to `split`; PeerLostError where it never comes."""
-        asking = _TorchWork(self._watch)
-        self._watch.begin(asking, peer=rank)
+        """The colour and key that a rank gave to `split`; PeerLostError where it never comes."""
+        asking = _TorchWork(self._liveness)
+        self._liveness.begin(asking, peer=rank)
         deadline = time.monotonic() + self._timeout
         while not store.check([str(rank)]):
             if time.monotonic() > deadline:
-                self._watch.explain(asking, was_timeout=True)
-            self._watch.check()
+                self._liveness.explain(asking, was_timeout=True)
+            self._liveness.check()
             time.sleep(POLL_SECONDS)
         colour, key = store.get(str(rank)).decode().split()
         return int(colour), int(key)
@@ -176,23 +161,23 @@ class TorchGroup(AbstractGroup):
 
 @final
 class _TorchWork(AbstractWork):
-    """A call of a process group. A failure is explained by the watch: the transport cannot name the lost peer."""
+    """A call of a process group. The liveness monitor explains a failure: the transport cannot name the lost peer."""
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-        self._launched = Launched([])
+    def __init__(self, liveness: LivenessMonitor) -> None:
+        self._liveness = liveness
+        self._started = StartedCall([])
         self._lock = threading.Lock()
         self._is_over = False
         self._error: Exception | None = None
         self._waiter: threading.Thread | None = None
 
-    def run(self, launch: Callable[[], Launched]) -> None:
+    def run(self, start: Callable[[], StartedCall]) -> None:
         try:
-            self._launched = launch()
+            self._started = start()
         except RuntimeError as error:
             self._end(error)
         except BaseException:
-            self._watch.end(self)
+            self._liveness.end(self)
             raise
 
     def wait(self) -> None:
@@ -205,8 +190,8 @@ class _TorchWork(AbstractWork):
     def is_done(self) -> bool:
         if self._is_over:
             return True
-        if not self._launched.is_message:
-            return all(work.is_completed() for work in self._launched.works)
+        if not self._started.is_message:
+            return all(work.is_completed() for work in self._started.works)
         # Gloo tells of a message only that waiting for it has ended.
         if self._waiter is None:
             self._waiter = threading.Thread(target=self._wait_aside, name="weft-message", daemon=True)
@@ -220,9 +205,9 @@ class _TorchWork(AbstractWork):
 
     def _settle(self) -> None:
         try:
-            for work in self._launched.works:
+            for work in self._started.works:
                 work.wait()
-            self._launched.finish()
+            self._started.finish()
         except RuntimeError as error:
             self._end(error)
         else:
@@ -232,9 +217,9 @@ class _TorchWork(AbstractWork):
         self._error = error
         if error is not None:
             try:
-                self._watch.explain(self, was_timeout="timed out" in str(error).lower())
+                self._liveness.explain(self, was_timeout="timed out" in str(error).lower())
             except PeerLostError as lost:
                 self._error = lost
-        self._watch.end(self)
-        self._launched = Launched([])
+        self._liveness.end(self)
+        self._started = StartedCall([])
         self._is_over = True

@@ -1,22 +1,20 @@
-"""A mailbox that fails on purpose, at a given peer and message: delays, losses, doubles, damage, deaths, slow links."""
+"""A mailbox that fails on purpose, at a given peer and message: delays, losses, doubles, deaths, slow links."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar, final
+from typing import NoReturn, TypeVar, final
 
-import torch
 from torch import Tensor
 
-from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.faulty import Delay, Drop, Fault, Kill, SlowClock, SlowLink, SlowRank
 from weft.distributed.group.group import AbstractWork, DoneWork
-from weft.distributed.mailbox.mailbox import FOREVER, AbstractMailbox, AbstractReceive, Message, Sources, Tags
-from weft.distributed.mailbox.window import AbstractWindow
+from weft.distributed.mailbox.mailbox import FOREVER, AbstractMailbox, Header, Message
+from weft.distributed.mailbox.wrapper import AbstractWrapper
 from weft.errors import DeadlineError
 
-Result = TypeVar("Result")
+__all__ = ["Duplicate", "FaultyMailbox", "MailFault"]
 
-__all__ = ["Corrupt", "Duplicate", "FaultyMailbox", "MailFault"]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -28,95 +26,36 @@ class Duplicate:
     num_calls: int = 1
 
 
-@dataclass(frozen=True)
-class Corrupt:
-    """In these messages, counted from 0, the lowest bit of the first tensor's first byte is turned."""
-
-    rank: int
-    first_call: int = 0
-    num_calls: int = 1
-
-
-MailFault = Fault | Duplicate | Corrupt
-"""The faults of a group, where a call is a message that is sent, and two that only messages can have."""
+MailFault = Fault | Duplicate
+"""The faults of a group, where a call is a message that is sent, and one that only messages can have."""
 
 
 @final
-class FaultyMailbox(AbstractMailbox):
+class FaultyMailbox(AbstractWrapper):
     """Wraps any mailbox and applies the faults of its own address. `die` ends the peer, as its kind does.
 
     Messages are counted as they are sent, from 0. A Kill `after_seconds` also meets a peer that waits. Time passes on
-    the mailbox's clock, so the same faults work in real and in virtual time. Windows are not disturbed.
+    the mailbox's clock, so the same faults work in real and in virtual time.
     """
 
     def __init__(self, inner: AbstractMailbox, faults: Sequence[MailFault], *, die: Callable[[], NoReturn]) -> None:
-        self._inner = inner
         self._faults = tuple(fault for fault in faults if fault.rank == inner.address)
+        slow = [fault.factor for fault in self._faults if isinstance(fault, SlowRank)]
+        super().__init__(inner, clock=SlowClock(inner.clock, max(slow)) if slow else None)
         self._die = die
         self._num_sends = 0
         ends = [fault.after_seconds for fault in self._faults if isinstance(fault, Kill)]
         self._dies_at = inner.clock.now() + min((end for end in ends if end is not None), default=FOREVER)
-        slow = [fault.factor for fault in self._faults if isinstance(fault, SlowRank)]
-        self._clock: AbstractClock = SlowClock(inner.clock, max(slow)) if slow else inner.clock
 
-    @property
-    def address(self) -> int:
-        return self._inner.address
-
-    @property
-    def incarnation(self) -> int:
-        return self._inner.incarnation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._clock
-
-    def start_send(
-        self, to: int, tag: str, header: Mapping[str, Any] | None = None, tensors: Sequence[Tensor] = ()
-    ) -> AbstractWork:
+    def start_send(self, to: int, tag: str, header: Header = None, tensors: Sequence[Tensor] = ()) -> AbstractWork:
         met = self._meet_faults(to, sum(tensor.nbytes for tensor in tensors))
         if any(isinstance(fault, Drop) for fault in met):
             return DoneWork()
-        if any(isinstance(fault, Corrupt) for fault in met):
-            tensors = _damage(tensors)
         if any(isinstance(fault, Duplicate) for fault in met):
             self._inner.start_send(to, tag, header, tensors).wait()
         return self._inner.start_send(to, tag, header, tensors)
 
-    def start_receive(
-        self, tag: Tags = None, source: Sources = None, *, into: Sequence[Tensor] | None = None
-    ) -> AbstractReceive:
-        return _MortalReceive(self, self._inner.start_receive(tag, source, into=into))
-
-    def wait_any(self, receives: Sequence[AbstractReceive], deadline: float = FOREVER) -> int:
-        inner = [receive.inner if isinstance(receive, _MortalReceive) else receive for receive in receives]
-        return self.outlive(lambda until: self._inner.wait_any(inner, until), deadline)
-
-    def peers(self) -> dict[int, int]:
-        return self._inner.peers()
-
-    def await_peers(self, addresses: Collection[int], deadline: float = FOREVER) -> None:
-        self.outlive(lambda until: self._inner.await_peers(addresses, until), deadline)
-
-    def follow_peers(self) -> None:
-        self._inner.follow_peers()
-
-    def expose(self, name: str, tensor: Tensor) -> Tensor:
-        return self._inner.expose(name, tensor)
-
-    def window(self, peer: int, name: str, deadline: float = FOREVER) -> AbstractWindow:
-        return self._inner.window(peer, name, deadline)
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        return self._inner.empty(shape, dtype)
-
-    def refusals(self) -> dict[str, int]:
-        return self._inner.refusals()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def outlive(self, wait: Callable[[float], Result], deadline: float) -> Result:
+    def wait_inside(self, wait: Callable[[float], Result], deadline: float) -> Result:
         """Wait, unless death comes before the deadline."""
         try:
             return wait(min(deadline, self._dies_at))
@@ -124,6 +63,9 @@ class FaultyMailbox(AbstractMailbox):
             if self._inner.clock.now() >= self._dies_at:
                 self._die()
             raise
+
+    def on_received(self, message: Message) -> None:
+        pass
 
     def _meet_faults(self, to: int, num_bytes: int) -> list[MailFault]:
         """Wait or die as this message's faults ask; those that concern the message itself."""
@@ -146,30 +88,3 @@ class FaultyMailbox(AbstractMailbox):
         if late:
             self._inner.clock.wait_until(self._inner.clock.now() + late)
         return met
-
-
-@final
-class _MortalReceive(AbstractReceive):
-    """A receive of a peer that may die while it waits."""
-
-    def __init__(self, mailbox: FaultyMailbox, inner: AbstractReceive) -> None:
-        self.inner = inner
-        self._mailbox = mailbox
-
-    def wait(self, deadline: float = FOREVER) -> Message:
-        return self._mailbox.outlive(self.inner.wait, deadline)
-
-    def is_done(self) -> bool:
-        return self.inner.is_done()
-
-    def cancel(self) -> None:
-        self.inner.cancel()
-
-
-def _damage(tensors: Sequence[Tensor]) -> list[Tensor]:
-    damaged = [tensor.detach().clone(memory_format=torch.contiguous_format) for tensor in tensors]
-    for tensor in damaged:
-        if tensor.numel():
-            tensor.view(-1).view(torch.uint8)[0] ^= 1
-            break
-    return damaged

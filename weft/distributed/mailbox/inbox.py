@@ -1,68 +1,62 @@
-"""Which message goes to whom: what has arrived and what is asked for, matched in order. No thread, no clock.
+"""Matching of messages with receive requests, in order. No thread, no clock.
 
-    arrived, by number   1: push from 2   2: pull from 1   3: push from 1
-    asked for, in order  (pull, from anyone) -> 2      (anything, from 1) -> 3
+    arrived, by number    1: push from 2   2: pull from 1   3: push from 1
+    requested, in order   (pull, from anyone) -> 2      (anything, from 1) -> 3
 
-An ask that begins takes the first arrival that fits; an arrival goes to the first ask that fits.
+A new request takes the first arrival that matches; an arrival goes to the first request that matches.
 """
 
+import socket
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import final
 
+import torch
 from torch import Tensor
 
-from weft.distributed.mailbox.mailbox import JOINED, LEFT, Message, Sources, Tags
-from weft.distributed.mailbox.payload import fill
+from weft.distributed.mailbox.mailbox import JOINED, LEFT, Into, Message, Sources, Tags
+from weft.distributed.mailbox.payload import fill, view_bytes
 from weft.errors import UsageError
+from weft.specs import TensorSpec
 
-__all__ = ["Ask", "Inbox"]
+__all__ = ["Inbox", "ReceiveBuffer", "ReceiveRequest"]
 
 
 @final
-class Ask:
+class ReceiveRequest:
     """One message that is asked for. `number` is its place among the arrivals, once it has come."""
 
-    __slots__ = (
-        "_result",
-        "born",
-        "evacuate",
-        "into",
-        "is_claimed",
-        "is_in_place",
-        "losses",
-        "message",
-        "number",
-        "sources",
-        "tags",
-    )
-
-    def __init__(self, tag: Tags, source: Sources, into: Sequence[Tensor] | None) -> None:
-        self.tags = None if tag is None else frozenset((tag,)) if isinstance(tag, str) else frozenset(tag)
-        self.sources = (
-            None if source is None else frozenset((source,)) if isinstance(source, int) else frozenset(source)
-        )
+    def __init__(self, tag: Tags, source: Sources, into: Into) -> None:
+        self.tags = None if tag is None else frozenset((tag,) if isinstance(tag, str) else tag)
+        self.sources = None if source is None else frozenset((source,) if isinstance(source, int) else source)
+        if frozenset() in (self.tags, self.sources):
+            raise UsageError("a receive asks for nothing (no tag or no source); name at least one, or None for all")
         self.into = None if into is None else tuple(into)
         self.message: Message | None = None
         self.number = 0
-        self.is_claimed = False  # its message is on the way in, and nothing else may be given to it
-        self.evacuate: Callable[[], None] | None = None  # moves what has come of that message out of `into`
+        # Set while its message comes in, and nothing else may be given to it: moves what has come out of `into`.
+        self.detach: Callable[[], None] | None = None
         self.is_in_place = False  # the message's tensors are those of `into`
-        self.losses: dict[int, str] = {}  # sources that have gone since it was asked, and why
-        self.born = 0  # how many lives of peers had begun when it was asked; counted where news is slower than peers
+        self.losses: dict[int, str] = {}  # sources that have gone since it was made, and why
+        self.num_joined = 0  # how many peers had joined by then; counted where news of an end may come late
         self._result: Message | None = None
-        if frozenset() in (self.tags, self.sources):
-            raise UsageError("a receive asks for nothing (no tag or no source); name at least one, or None for all")
 
-    def wants(self, source: int, tag: str) -> bool:
+    def matches(self, source: int, tag: str) -> bool:
         return (self.sources is None or source in self.sources) and (self.tags is None or tag in self.tags)
 
+    def fits_in_place(self, specs: Sequence[TensorSpec]) -> bool:
+        """Whether a message of these tensors can be written straight into those given for it, byte by byte."""
+        if self.into is None or not all(tensor.is_contiguous() for tensor in self.into):
+            return False
+        return [TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in self.into] == list(specs)
+
     @property
-    def is_vain(self) -> bool:
+    def is_lost(self) -> bool:
         """Whether nothing can come any more. A source that comes back does not know what was asked before, but that
         it comes back may be just what is asked for."""
-        if self.sources is None or self.is_claimed or (self.tags is not None and JOINED in self.tags):
+        if self.sources is None or self.detach is not None or (self.tags is not None and JOINED in self.tags):
             return False
         return self.sources <= self.losses.keys()
 
@@ -74,15 +68,14 @@ class Ask:
         """The message, its tensors where they were asked to be; the same again when asked again."""
         if self._result is None:
             assert self.message is not None, "the message has come"
-            is_note = self.message.tag in (JOINED, LEFT)
-            if self.into is None or self.is_in_place or is_note:
+            if self.into is None or self.is_in_place or self.message.tag in (JOINED, LEFT):
                 self._result = self.message
             else:
                 self._result = replace(self.message, tensors=fill(self.into, self.message.tensors))
         return self._result
 
     def describe(self, peers: Collection[int]) -> tuple[str, tuple[int, ...]]:
-        """What is waited for in words, and from whom; `peers` are those who are there."""
+        """The tags and sources in words, and the peers waited for; `peers` are those who are there."""
         awaited = tuple(sorted(peers if self.sources is None else self.sources))
         tags = "any tag" if self.tags is None else f"tag: {', '.join(sorted(self.tags))}"
         names = ", ".join(map(str, awaited)) or "anyone"
@@ -90,84 +83,127 @@ class Ask:
 
 
 @final
+class ReceiveBuffer:
+    """Filled by the transport's thread. The caller may cancel the request, and so want its tensors back, before the
+    message is complete: `detach` moves what has come to new ones."""
+
+    def __init__(self, request: ReceiveRequest | None, specs: Sequence[TensorSpec]) -> None:
+        self.request = request
+        self._lock = threading.Lock()
+        into = request.into if request is not None else None
+        self._set_tensors(tuple(torch.empty(s.shape, dtype=s.dtype) for s in specs) if into is None else into)
+        self._index, self._offset = 0, 0  # of the next byte: which view, and where in it
+
+    @property
+    def is_full(self) -> bool:
+        return self._index == len(self._views)
+
+    def digest(self, digest: Callable[[Sequence[memoryview]], bytes]) -> bytes:
+        """The digest of what has come. `detach` waits for it: what the caller writes next is not the message's."""
+        with self._lock:
+            return digest(self._views)
+
+    def receive(self, connection: socket.socket) -> int:
+        """Read what a socket has; 0 at its end. Raises BlockingIOError where there is nothing now."""
+        with self._lock:
+            view = self._views[self._index]
+            count = connection.recv_into(view[self._offset :])
+            self._offset += count
+            if self._offset == view.nbytes:
+                self._index, self._offset = self._index + 1, 0
+            return count
+
+    def copy(self, source: Tensor) -> None:
+        """Take everything at once from a flat tensor of bytes."""
+        with self._lock:
+            for tensor in self.tensors:
+                tensor.detach().view(-1).view(torch.uint8).copy_(source[: tensor.nbytes])
+                source = source[tensor.nbytes :]
+            self._index = len(self._views)
+
+    def detach(self) -> None:
+        with self._lock:
+            self.request = None
+            self._set_tensors(tuple(tensor.clone() for tensor in self.tensors))
+
+    def _set_tensors(self, tensors: tuple[Tensor, ...]) -> None:
+        self.tensors = tensors
+        self._views = [view_bytes(tensor) for tensor in tensors if tensor.numel()]
+
+
+@final
 class Inbox:
-    """The arrivals that nobody has asked for yet, and the asks that nothing has come for yet."""
+    """The arrivals that nobody has requested yet, and the requests that nothing has come for yet."""
 
     def __init__(self) -> None:
         self._arrived: deque[tuple[int, Message]] = deque()
-        self._asks: list[Ask] = []
+        self._requests: list[ReceiveRequest] = []
         self._num_arrivals = 0
 
-    @property
-    def has_asks(self) -> bool:
-        return bool(self._asks)
-
-    def ask(self, ask: Ask) -> None:
+    def add(self, request: ReceiveRequest) -> None:
+        """Complete a request with the first arrival that matches, or keep it."""
         for index, (number, message) in enumerate(self._arrived):
-            if ask.wants(message.source, message.tag):
+            if request.matches(message.source, message.tag):
                 del self._arrived[index]
-                _settle(ask, number, message)
+                request.number, request.message = number, message
                 return
-        self._asks.append(ask)
+        self._requests.append(request)
 
-    def deliver(self, message: Message) -> Ask | None:
-        """Give an arrival to the first ask that fits, or keep it; returns the ask."""
+    def deliver(self, message: Message) -> list[ReceiveRequest]:
+        """Complete the first request that an arrival matches, or keep the arrival; returns what was completed."""
         self._num_arrivals += 1
         return self._hand_out(self._num_arrivals, message)
 
-    def lose(self, source: int, reason: str, later_life: int | None = None) -> list[Ask]:
-        """A source has gone, and all of its messages are in; returns the asks that are vain now.
+    def lose(self, source: int, reason: str, returned_as: int | None = None) -> list[ReceiveRequest]:
+        """A source has gone, and all of its messages are in; returns the requests that are lost now.
 
-        Where its later life has begun already, what was asked since is asked of that one.
+        Where it has come back already (as that incarnation), requests made since are meant for that one.
         """
-        concerned = [ask for ask in self._asks if ask.sources is not None and source in ask.sources]
-        if later_life is not None:
-            concerned = [ask for ask in concerned if ask.born <= later_life]
-        for ask in concerned:
-            ask.losses[source] = reason
-        return [ask for ask in concerned if ask.is_vain]
+        concerned = [request for request in self._requests if request.sources is not None and source in request.sources]
+        if returned_as is not None:
+            concerned = [request for request in concerned if request.num_joined <= returned_as]
+        for request in concerned:
+            request.losses[source] = reason
+        return [request for request in concerned if request.is_lost]
 
-    def find(self, source: int, tag: str) -> Ask | None:
-        """The ask that a message would go to now."""
-        return next((ask for ask in self._asks if not ask.is_claimed and ask.wants(source, tag)), None)
+    def match(self, source: int, tag: str) -> ReceiveRequest | None:
+        """The request that a message would complete now."""
+        free = (request for request in self._requests if request.detach is None)
+        return next((request for request in free if request.matches(source, tag)), None)
 
-    def settle(self, ask: Ask, message: Message) -> None:
-        """The message that claimed the ask is there, its tensors in place."""
+    def complete_in_place(self, request: ReceiveRequest, message: Message) -> None:
+        """The message that was received straight into the request's tensors is complete."""
         self._num_arrivals += 1
-        self._asks.remove(ask)
-        ask.is_in_place = True
-        _settle(ask, self._num_arrivals, message)
+        self._requests.remove(request)
+        request.is_in_place = True
+        request.number, request.message = self._num_arrivals, message
 
-    def release(self, ask: Ask) -> None:
-        """The message that claimed the ask will not come."""
-        self._asks.remove(ask)
-        ask.is_claimed, ask.evacuate = False, None
-        self.ask(ask)
+    def release(self, request: ReceiveRequest) -> None:
+        """The message that was being received into the request's tensors will not be completed."""
+        self._requests.remove(request)
+        request.detach = None
+        self.add(request)
 
-    def withdraw(self, ask: Ask) -> None:
-        """Forget an ask; a message that came for it and was not taken goes to the next that wants it."""
-        if ask in self._asks:
-            self._asks.remove(ask)
-            if ask.evacuate is not None:
-                ask.evacuate()
-        elif ask.message is not None and not ask.is_taken:
-            message, ask.message = ask.message, None
-            if ask.is_in_place:
+    def cancel(self, request: ReceiveRequest) -> None:
+        """Forget a request; a message that came for it and was not taken goes to the next that matches."""
+        if request in self._requests:
+            self._requests.remove(request)
+            if request.detach is not None:
+                request.detach()
+        elif request.message is not None and not request.is_taken:
+            message, request.message = request.message, None
+            if request.is_in_place:
                 message = replace(message, tensors=tuple(tensor.clone() for tensor in message.tensors))
-            self._hand_out(ask.number, message)
+            self._hand_out(request.number, message)
 
-    def _hand_out(self, number: int, message: Message) -> Ask | None:
-        for ask in self._asks:
-            if not ask.is_claimed and ask.wants(message.source, message.tag):
-                self._asks.remove(ask)
-                _settle(ask, number, message)
-                return ask
+    def _hand_out(self, number: int, message: Message) -> list[ReceiveRequest]:
+        request = self.match(message.source, message.tag)
+        if request is not None:
+            self._requests.remove(request)
+            request.number, request.message = number, message
+            return [request]
         at = len(self._arrived)
         while at and self._arrived[at - 1][0] > number:
             at -= 1
         self._arrived.insert(at, (number, message))
-        return None
-
-
-def _settle(ask: Ask, number: int, message: Message) -> None:
-    ask.number, ask.message = number, message
+        return []

@@ -11,19 +11,29 @@ from torch import Tensor
 
 from weft.distributed.group.clock import AbstractClock
 from weft.distributed.group.group import AbstractWork
-from weft.distributed.mailbox.window import AbstractWindow
 from weft.errors import DeadlineError
 
-__all__ = ["FOREVER", "JOINED", "LEFT", "AbstractMailbox", "AbstractReceive", "Message", "Sources", "Tags"]
+__all__ = [
+    "FOREVER",
+    "JOINED",
+    "LEFT",
+    "AbstractMailbox",
+    "AbstractReceive",
+    "Header",
+    "Into",
+    "Message",
+    "Sources",
+    "Tags",
+]
 
 FOREVER = math.inf
 """A deadline that never comes."""
 
 JOINED = "weft.joined"
-"""The tag of the note that a peer has come; its header is empty."""
+"""The tag of the notification that a peer has joined; its header is empty."""
 
 LEFT = "weft.left"
-"""The tag of the note that a peer has gone; its header says why: `{"reason": "it left"}`."""
+"""The tag of the notification that a peer has gone; its header says why: `{"reason": "it left"}`."""
 
 Tags = str | Collection[str] | None
 """One tag, any of several, or None for all."""
@@ -31,12 +41,18 @@ Tags = str | Collection[str] | None
 Sources = int | Collection[int] | None
 """One peer, any of several, or None for all."""
 
+Header = Mapping[str, Any] | None
+"""A small JSON object beside the tensors of a message; None for an empty one."""
+
+Into = Sequence[Tensor] | None
+"""Tensors that a message is received into; None for new ones."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """What came. The tensors belong to the receiver.
+    """A message as it is handed out; its tensors belong to the receiver.
 
-    `incarnation` tells the lives of a peer apart: a peer that comes back has a higher one than before.
+    `incarnation`: a peer that comes back has a higher one than before.
     """
 
     source: int
@@ -71,7 +87,7 @@ class AbstractReceive(ABC):
 
 
 class AbstractMailbox(ABC):
-    """What every kind of mailbox offers to one peer, known by its address, which is a rank number.
+    """The mailbox of one peer, known by its address, which is a rank number.
 
     Rules, held by one contract suite over all kinds:
     - Messages of one source keep their order under each tag. Otherwise they are handed out as they arrive, so a loud
@@ -81,43 +97,29 @@ class AbstractMailbox(ABC):
       be changed again, which does not say that the message has arrived.
     - Peers may come at any time, go at any time, and come back. A send to one that is not there raises PeerLostError.
     - A peer may write to itself. One thread may wait while another sends; closing ends all waiting.
-    - Nothing is unpickled. What is malformed, too large, forged or from a stranger is refused, and counted.
+    - Nothing is unpickled. What is malformed, too large, forged or from nobody of the run is refused, and counted.
     """
 
-    @property
-    @abstractmethod
-    def address(self) -> int:
-        """Under which the others write to this one."""
+    address: int
+    """Under which the others write to this one."""
 
-    @property
-    @abstractmethod
-    def incarnation(self) -> int:
-        """Tells this life of the address from those before it."""
+    incarnation: int
+    """Higher than that of any earlier mailbox with this address."""
 
-    @property
-    @abstractmethod
-    def clock(self) -> AbstractClock: ...
+    clock: AbstractClock
 
     @abstractmethod
-    def start_send(
-        self, to: int, tag: str, header: Mapping[str, Any] | None = None, tensors: Sequence[Tensor] = ()
-    ) -> AbstractWork:
+    def start_send(self, to: int, tag: str, header: Header = None, tensors: Sequence[Tensor] = ()) -> AbstractWork:
         """Send without waiting. The work raises PeerLostError where the peer is not there."""
 
     @abstractmethod
-    def start_receive(
-        self, tag: Tags = None, source: Sources = None, *, into: Sequence[Tensor] | None = None
-    ) -> AbstractReceive:
+    def start_receive(self, tag: Tags = None, source: Sources = None, *, into: Into = None) -> AbstractReceive:
         """Ask for the next message of these tags and sources.
 
         Args:
             into: where the message's tensors are to be written, without a copy on the way where the transport can;
                 number, shapes and types must be those of the message. Their contents are undefined until then.
         """
-
-    @abstractmethod
-    def wait_any(self, receives: Sequence[AbstractReceive], deadline: float = FOREVER) -> int:
-        """The index of the one whose message came first. Raises as `AbstractReceive.wait` does."""
 
     @abstractmethod
     def peers(self) -> dict[int, int]:
@@ -135,17 +137,6 @@ class AbstractMailbox(ABC):
         """
 
     @abstractmethod
-    def expose(self, name: str, tensor: Tensor) -> Tensor:
-        """Let peers reach into a tensor, one-sided: returns what they see, which may be a copy of `tensor`.
-
-        Raises UsageError where the kind has no windows.
-        """
-
-    @abstractmethod
-    def window(self, peer: int, name: str, deadline: float = FOREVER) -> AbstractWindow:
-        """Reach into what a peer, or this one, exposes; waits until it does."""
-
-    @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         """A tensor, uninitialised, that peers can read in place where memory is shared: the fast way to send."""
 
@@ -158,18 +149,13 @@ class AbstractMailbox(ABC):
         """Say goodbye and give everything back. Sends under way are finished first. Safe to call twice."""
 
     @final
-    def send(self, to: int, tag: str, header: Mapping[str, Any] | None = None, tensors: Sequence[Tensor] = ()) -> None:
+    def send(self, to: int, tag: str, header: Header = None, tensors: Sequence[Tensor] = ()) -> None:
         """Send, and return when the tensors may be changed again."""
         self.start_send(to, tag, header, tensors).wait()
 
     @final
     def receive(
-        self,
-        tag: Tags = None,
-        source: Sources = None,
-        *,
-        deadline: float = FOREVER,
-        into: Sequence[Tensor] | None = None,
+        self, tag: Tags = None, source: Sources = None, *, deadline: float = FOREVER, into: Into = None
     ) -> Message:
         """The next message of these tags and sources. Raises as `AbstractReceive.wait` does."""
         receive = self.start_receive(tag, source, into=into)

@@ -1,4 +1,4 @@
-"""What a message may hold: a small JSON header and dense tensors of the CPU, checked where it is sent."""
+"""The contents of a message: a small JSON header and dense tensors of the CPU, checked where it is sent."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,16 +13,14 @@ __all__ = [
     "DTYPES",
     "MAX_HEADER_BYTES",
     "MAX_TAG_BYTES",
-    "as_row",
-    "check_fits",
     "check_tag",
-    "decode_header",
     "decode_json",
     "encode_header",
     "encode_json",
     "fill",
     "is_tag",
     "prepare_tensors",
+    "view_bytes",
 ]
 
 MAX_HEADER_BYTES = 2**16
@@ -30,19 +28,8 @@ MAX_TAG_BYTES = 64
 RESERVED = "weft."
 
 DTYPES: dict[str, torch.dtype] = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float32,
-        torch.float64,
-        torch.bfloat16,
-        torch.float16,
-        torch.int8,
-        torch.uint8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.bool,
-    )
+    name: getattr(torch, name)
+    for name in ["float32", "float64", "bfloat16", "float16", "int8", "uint8", "int16", "int32", "int64", "bool"]
 }
 """The types that travel, by the name they travel under."""
 
@@ -62,12 +49,12 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode_json(encoded: bytes) -> Any:
-    """What strict JSON holds. Raises ValueError."""
+    """The value of strict JSON. Raises ValueError."""
     return _DECODER.decode(encoded.decode())
 
 
 def is_tag(tag: str) -> bool:
-    """Whether a message may have it: notes of who comes and goes cannot be forged by peers."""
+    """Whether a message may have it: peers cannot forge the notifications of who joins and leaves."""
     return 0 < len(tag.encode(errors="replace")) <= MAX_TAG_BYTES and not tag.startswith(RESERVED)
 
 
@@ -98,52 +85,34 @@ def encode_header(header: Mapping[str, Any] | None) -> bytes:
     return encoded
 
 
-def decode_header(encoded: bytes) -> dict[str, Any]:
-    """The header that `encode_header` wrote. Raises ValueError for anything but a JSON object."""
-    if encoded == b"{}":
-        return {}
-    header = decode_json(encoded)
-    if not isinstance(header, dict):
-        raise ValueError("header is not an object")
-    return header
-
-
 def prepare_tensors(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The tensors in one piece each: themselves where they lie so, else copies."""
-    return tuple(_dense(tensor) for tensor in tensors)
+    """The tensors, contiguous: themselves where they are, else copies. Raises UsageError for what cannot be sent."""
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            raise UsageError(
+                f"a message carries dense tensors of the CPU (device: {tensor.device}, layout: {tensor.layout}); "
+                "move the tensor there"
+            )
+        if tensor.dtype not in DTYPES.values():
+            raise UsageError(f"tensor is of a type that does not travel (type: {tensor.dtype}); convert it")
+    return tuple(tensor.detach().contiguous() for tensor in tensors)
 
 
-def _dense(tensor: Tensor) -> Tensor:
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        raise UsageError(
-            f"a message carries dense tensors of the CPU (device: {tensor.device}, layout: {tensor.layout}); "
-            "move the tensor there"
-        )
-    if tensor.dtype not in DTYPES.values():
-        raise UsageError(f"tensor is of a type that does not travel (type: {tensor.dtype}); convert it")
-    return tensor.detach().contiguous()
-
-
-def as_row(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor that lies in one piece, without a copy."""
-    row: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return memoryview(row)
-
-
-def check_fits(tensors: Sequence[Tensor], into: Sequence[Tensor]) -> None:
-    """Raise UsageError where a message's tensors are not those that were made ready for it."""
-    sent = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-    ready = [(tuple(tensor.shape), tensor.dtype) for tensor in into]
-    if sent != ready:
-        raise UsageError(
-            f"message does not fit its receiver (sent: {_tell(sent)}, ready: {_tell(ready)}); "
-            "make tensors of the same number, shapes and types ready"
-        )
+def view_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor, without a copy."""
+    flat: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
 
 
 def fill(into: Sequence[Tensor], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Write a message's tensors into those that were made ready for it."""
-    check_fits(tensors, into)
+    """Write a message's tensors into those given for it. Raises UsageError where shapes or types differ."""
+    sent = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+    expected = [(tuple(tensor.shape), tensor.dtype) for tensor in into]
+    if sent != expected:
+        raise UsageError(
+            f"message does not fit its receiver (sent: {_tell(sent)}, expected: {_tell(expected)}); "
+            "receive into tensors of the same number, shapes and types"
+        )
     for target, tensor in zip(into, tensors, strict=True):
         target.detach().copy_(tensor)
     return tuple(into)

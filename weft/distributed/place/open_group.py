@@ -2,21 +2,20 @@
 
 import os
 import socket
-import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, final, get_args
+from typing import Any, Literal, get_args
 
 import torch.distributed as distributed
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.hierarchical import HierarchicalGroup
+from weft.distributed.group.liveness import Store
 from weft.distributed.group.mpi import MpiGroup, import_mpi
 from weft.distributed.group.mpi import open_store as open_mpi_store
-from weft.distributed.group.shared_memory import AbstractRendezvous, Invitation, SharedMemoryGroup
+from weft.distributed.group.shared_memory import SharedMemoryGroup, StoreRendezvous
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.group.torch_group import TorchGroup
-from weft.distributed.group.watch import Store
 from weft.distributed.place.launch import Launch
 from weft.errors import UsageError, nearest
 
@@ -24,7 +23,6 @@ __all__ = ["Kind", "open_group", "open_store"]
 
 Kind = Literal["auto", "solo", "shared_memory", "torch", "mpi", "hierarchical"]
 
-POLL_SECONDS = 0.001
 
 _c10d: Any = distributed  # its type stubs lack the stores
 
@@ -153,24 +151,3 @@ def _open_torchrun_store(launch: Launch, timeout: float) -> Any:
         # Bound by hand to the one address: left to itself, the store listens on all interfaces.
         options["master_listen_fd"] = socket.create_server((host, int(port))).detach()
     return _c10d.TCPStore(host, int(port), is_master=is_keeper, **options)
-
-
-@final
-class StoreRendezvous(AbstractRendezvous):
-    """How ranks on one host meet through a store: rank 0 leaves the invitation there."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def publish(self, invitation: Invitation) -> None:
-        self._store.set("invitation", f"{invitation.pid} {invitation.start_time} {invitation.descriptor}")
-
-    def fetch(self, deadline: float) -> Invitation | None:
-        while not self._store.check(["invitation"]):
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(POLL_SECONDS)
-        return Invitation(*map(int, self._store.get("invitation").split()))
-
-    def withdraw(self) -> None:
-        """Nothing to do: a note that names a process which is gone, or has closed its segment, invites nobody."""

@@ -5,11 +5,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
-from weft.distributed.mailbox import AbstractMailbox, LocalPost, MailboxKind, open_mailbox
-from weft.distributed.mailbox.sockets import StoreDirectory, open_sockets
+from weft.distributed.mailbox import AbstractMailbox, LocalTransport, MailboxKind, StoreDirectory, open_mailbox
 from weft.distributed.place.launch import Launch
 from weft.distributed.place.open_group import open_store
-from weft.distributed.secret import find_secret
 from weft.errors import UsageError
 
 __all__ = ["open_launched_mailbox"]
@@ -41,18 +39,16 @@ def open_launched_mailbox(
     """
     own = launch.rank if address is None else address
     if launch.launcher == "nobody":
-        return LocalPost().open(own)
+        return LocalTransport().open(own)
     chosen: MailboxKind = ("shared_memory" if launch.is_one_host else "tcp") if kind == "auto" else kind
     if chosen == "shared_memory" and not launch.is_one_host:
         raise UsageError(
             f"shared memory joins ranks of one host (ranks: {launch.size}, here: {launch.local_size}); use tcp"
         )
     interface = "lo" if launch.is_one_host else _need_interface()
-    if launch.launcher == "weft":
-        folder = Path(launch.meeting)
-        return open_mailbox(chosen, folder, own, timeout=timeout, interface=interface, known=known)
-    directory = StoreDirectory(open_store(launch, timeout))
-    return open_sockets(chosen, directory, own, secret=find_secret(), timeout=timeout, interface=interface, known=known)
+    is_weft = launch.launcher == "weft"
+    directory = Path(launch.meeting) if is_weft else StoreDirectory(open_store(launch, timeout))
+    return open_mailbox(chosen, directory, own, timeout=timeout, interface=interface, known=known)
 
 
 def _need_interface() -> str:

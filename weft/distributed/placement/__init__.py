@@ -1,4 +1,4 @@
-"""What is split among ranks: data so far."""
+"""Placement: how data is split among ranks, and gradients exchanged."""
 
 from weft.distributed.placement.all_reduce import AllReduceExchange
 from weft.distributed.placement.data_parallel import DataParallel

@@ -1,4 +1,4 @@
-"""What works on this machine, and the cure for what does not."""
+"""Checks of this machine, each with its cure."""
 
 from weft.engines.environment.examination import check_environment, check_extras, is_fit
 from weft.engines.environment.probe import Check

@@ -11,7 +11,7 @@ ALL_PROBES = (*machine.PROBES, *packages.REQUIRED, *transports.PROBES, *packages
 
 
 def check_environment(probes: Sequence[Probe] = ALL_PROBES) -> list[Check]:
-    """What works on this machine, and the cure for what does not."""
+    """Check what works on this machine; each check has the cure where it fails."""
     return [run_probe(probe) for probe in probes]
 
 

@@ -23,7 +23,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Check:
-    """What a probe found. The cure is empty when all is well."""
+    """The finding of a probe. The cure is empty when all is well."""
 
     section: str
     name: str

@@ -2,23 +2,25 @@
 
 import heapq
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from torch import fx
 
 from weft.graph.fusion.members import is_view_in_region
 from weft.graph.fusion.partition import predecessors_of
 from weft.graph.fusion.region import make_region
+from weft.graph.ir.graph import Graph
+from weft.graph.ir.verification import check_pass
 
-__all__ = ["Boundary", "boundary_of", "contract"]
+__all__ = ["Boundary", "boundary_of", "contract_parts"]
 
 Group = Sequence[fx.Node]
 
 
 @dataclass(frozen=True)
 class Boundary:
-    """What goes into a group and what comes out.
+    """The values that go into a group of nodes and that come out.
 
     A region gives away no views, since an operator's results must be memory of their own. A view inside that others
     read too is therefore taken once more outside, from what it looks at.
@@ -39,6 +41,20 @@ def boundary_of(group: Group) -> Boundary:
         outputs=[node for node in group if node in wanted and not is_view_in_region(node)],
         views=[node for node in group if node in wanted and is_view_in_region(node)],
     )
+
+
+def contract_parts(graph: Graph, groups_of: Callable[[Graph, str], Iterable[Group]]) -> Graph:
+    """Make a region of each group of a part of the step: update, then backward, then forward.
+
+    One part at a time, so that a region belongs to one of them; the last part first, since nothing reads it.
+    """
+    after = graph
+    for part in ("update", "backward", "forward"):
+        groups = list(groups_of(after, part))
+        if groups:
+            after = replace(after, nodes=contract(after.nodes, groups))
+    check_pass(graph, after)
+    return after
 
 
 def contract(nodes: fx.Graph, groups: Sequence[Group]) -> fx.Graph:

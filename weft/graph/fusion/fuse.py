@@ -1,10 +1,8 @@
 """JIT fusion: element-wise parts of a graph become regions, which an executor compiles as one function each.
 
-    update      all of one level together, "foreach" style: one call goes over many parameters
-    backward    what is connected
-    forward     what is connected
-
-A part of the step at a time, so that a region belongs to one of them; the last part first, since nothing reads it.
+update      all of one level together, "foreach" style: one call goes over many parameters
+backward    what is connected
+forward     what is connected
 """
 
 import operator
@@ -14,13 +12,13 @@ from typing import Any, cast
 
 from torch import Tensor, fx
 
-from weft.graph.fusion.contraction import boundary_of, contract
-from weft.graph.fusion.members import is_view_in_region, members_of, owner_of
+from weft.graph.fusion.contraction import boundary_of, contract_parts
+from weft.graph.fusion.members import is_view_in_region, members_of
 from weft.graph.fusion.partition import connected, in_chunks, levels_of
 from weft.graph.fusion.region import Region, region_of
-from weft.graph.graph import Graph
+from weft.graph.ir.graph import Graph, owner_of
+from weft.graph.ir.verification import check_pass
 from weft.graph.rewrites.price import price_of_node
-from weft.graph.validity import check_pass
 from weft.operators import tensor_bytes
 
 __all__ = ["fuse", "is_cheaper", "regions_of", "unfuse"]
@@ -32,7 +30,7 @@ _BYTES_PER_TENSOR = 3_000
 
 
 def fuse(graph: Graph, *, worth: Callable[[Sequence[fx.Node]], bool] | None = None) -> Graph:
-    """The graph with its element-wise parts as regions, where that is cheaper. Nothing is compiled yet.
+    """Make regions of the element-wise parts of a graph, where that is cheaper. Nothing is compiled yet.
 
     Regions hold no operator that draws random numbers or talks to other ranks, no constants, and no tensor whose shape
     is symbolic. Run as it is, the graph computes the same bits; compiled, a region may round differently.
@@ -40,17 +38,11 @@ def fuse(graph: Graph, *, worth: Callable[[Sequence[fx.Node]], bool] | None = No
     Args:
         worth: which groups of calls, in their order, are to be regions; by default those that are cheaper as one.
     """
-    after = graph
-    for part in ("update", "backward", "forward"):
-        groups = [group for group in _groups(after, part) if (worth or is_cheaper)(group)]
-        if groups:
-            after = replace(after, nodes=contract(after.nodes, groups))
-    check_pass(graph, after)
-    return after
+    return contract_parts(graph, lambda after, part: filter(worth or is_cheaper, _groups(after, part)))
 
 
 def unfuse(graph: Graph) -> Graph:
-    """The graph with the operators of its regions in their place."""
+    """Put the operators of each region back in its place: the reverse of `fuse`."""
     if not regions_of(graph):
         return graph
     nodes = fx.Graph()

@@ -1,16 +1,17 @@
-"""Which calls may be part of a region: element-wise functions, norms and sums, and the views between them."""
+"""Members of regions: element-wise functions, norms and sums, and the views between them."""
 
-import operator
 from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, fx
 
-from weft.graph.rewrites.memory import PLAIN_VIEWS, has_known_shape, is_free_to_go
+from weft.graph.ir.graph import owner_of
+from weft.graph.ir.memory_layout import PLAIN_VIEWS, has_known_shape
+from weft.graph.ir.side_effects import is_pure
 from weft.torch_private import schema_of
 
-__all__ = ["is_view_in_region", "members_of", "owner_of"]
+__all__ = ["is_view_in_region", "members_of"]
 
 aten = torch.ops.aten
 
@@ -67,24 +68,16 @@ def is_view_in_region(node: fx.Node) -> bool:
     return node.target in _VIEWS
 
 
-def owner_of(node: fx.Node) -> fx.Node:
-    """The call that makes a value: the node itself, or that of which it is one output."""
-    if node.target is not operator.getitem:
-        return node
-    assert isinstance(node.args[0], fx.Node)
-    return node.args[0]
-
-
 def _may_be_compiled(node: fx.Node) -> bool:
     schema = schema_of(node.target)
-    if schema is None or schema.is_mutable or not is_free_to_go(node):
+    if schema is None or schema.is_mutable or not is_pure(node):
         return False
     is_element_wise = torch.Tag.pointwise in getattr(node.target, "tags", ()) or node.target in _ALSO
     return (is_element_wise or node.target in _REDUCTIONS) and not _is_slower_compiled(node)
 
 
 def _is_slower_compiled(node: fx.Node) -> bool:
-    """What ATen's own kernels were measured to do in two thirds of the time, on 512 x 512 floats and two threads."""
+    """Whether ATen's own kernel takes two thirds of the time, as measured on 512 x 512 floats and two threads."""
     if node.target in (aten.gelu.default, aten.gelu_backward.default):
         return node.kwargs.get("approximate", "none") == "none"
     if node.target is not aten.sum.dim_IntList:

@@ -1,4 +1,4 @@
-"""Partition: which members form a region, so that the regions can run one after the other.
+"""Partition of members into regions that can run one after the other.
 
 Every node has a level: the number of times that a path to it leaves the members.
 
@@ -16,18 +16,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from torch import fx
 
-from weft.graph.rewrites.memory import is_free_to_go
+from weft.graph.ir.graph import outputs_of
+from weft.graph.ir.side_effects import is_pure
 
 __all__ = ["connected", "in_chunks", "levels_of", "predecessors_of"]
 
 
 def predecessors_of(nodes: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """What must run before each node."""
+    """The nodes that must run before each node."""
     before: dict[fx.Node, list[fx.Node]] = {}
     last_kept: fx.Node | None = None
     for node in nodes.nodes:
         before[node] = list(node.all_input_nodes)
-        if node.op == "call_function" and not is_free_to_go(node):
+        if node.op == "call_function" and not is_pure(node):
             if last_kept is not None:
                 before[node].append(last_kept)
             last_kept = node
@@ -90,4 +91,4 @@ def _pieces(part: Sequence[fx.Node]) -> Iterator[list[fx.Node]]:
     """Each call with the outputs that are taken from it."""
     for node in part:
         if node.target is not operator.getitem:
-            yield [node, *(user for user in node.users if user.target is operator.getitem)]
+            yield [node, *outputs_of(node)]

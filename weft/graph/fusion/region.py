@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from weft.graph.graph import name_of
-from weft.graph.literals import literal
-from weft.graph.replay import replay
+from weft.graph.ir.interpreter import replay
+from weft.graph.ir.source_text import argument_text, literal, name_of
 from weft.operators import Cost, cost_of, register_cost, tensor_bytes
 
 __all__ = ["NAMESPACE", "Region", "make_region", "region_of"]
@@ -133,8 +132,8 @@ def _text_of(nodes: fx.Graph) -> str:
 
 
 def _call_of(node: fx.Node) -> str:
-    arguments = [literal(value) for value in node.args] + [f"{k}={literal(v)}" for k, v in node.kwargs.items()]
-    return f"{'getitem' if node.target is operator.getitem else node.target}({', '.join(arguments)})"
+    target = "getitem" if node.target is operator.getitem else node.target
+    return f"{target}({argument_text(node.args, node.kwargs)})"
 
 
 def _type_of(value: Any) -> str:

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.scipy.special import erf
 
+from weft.graph.jax.conversion import over, vjp
+
 __all__ = ["TABLE"]
 
 
@@ -43,7 +45,7 @@ def _gelu(x: Array, *, approximate: str = "none") -> Array:
 
 
 def _gelu_backward(grad: Array, x: Array, *, approximate: str = "none") -> Array:
-    return _vjp(lambda value: _gelu(value, approximate=approximate), x, grad)
+    return vjp(lambda value: _gelu(value, approximate=approximate), x, grad)
 
 
 def _threshold_backward(grad: Array, x: Array, threshold: float) -> Array:
@@ -100,18 +102,8 @@ def _copied(x: Array, **_options: Any) -> Array:
     return x
 
 
-def _vjp(function: Callable[[Array], Array], x: Array, grad: Array) -> Array:
-    _, pull_back = jax.vjp(function, x)
-    (found,) = pull_back(grad)
-    return found  # type: ignore[no-any-return]
-
-
-def _over(names: str, function: Callable[..., Array]) -> dict[str, Callable[..., Array]]:
-    return dict.fromkeys(names.split(), function)
-
-
 def _comparison(name: str, function: Callable[..., Array]) -> dict[str, Callable[..., Array]]:
-    return _over(f"aten.{name}.Tensor aten.{name}.Scalar", function)
+    return over(f"aten.{name}.Tensor aten.{name}.Scalar", function)
 
 
 _UNARY: Mapping[str, Callable[..., Array]] = {
@@ -145,22 +137,22 @@ _UNARY: Mapping[str, Callable[..., Array]] = {
 
 TABLE: Mapping[str, Callable[..., Any]] = {
     **{f"aten.{name}.default": function for name, function in _UNARY.items()},
-    **_over("aten.clone.default aten._to_copy.default aten.lift_fresh_copy.default aten.detach.default", _copied),
-    **_over("aten.alias.default aten.contiguous.default aten.detach_copy.default", _copied),
-    **_over("aten.add.Tensor aten.add.Scalar", _add),
-    **_over("aten.sub.Tensor aten.sub.Scalar", _sub),
-    **_over("aten.rsub.Scalar aten.rsub.Tensor", _rsub),
-    **_over("aten.mul.Tensor aten.mul.Scalar", jnp.multiply),
-    **_over("aten.div.Tensor aten.div.Scalar", jnp.true_divide),
-    **_over("aten.div.Tensor_mode aten.div.Scalar_mode", _div_mode),
-    **_over("aten.pow.Tensor_Scalar aten.pow.Tensor_Tensor aten.pow.Scalar", _pow),
-    **_over("aten.remainder.Scalar aten.remainder.Tensor", jnp.remainder),
-    **_over("aten.bitwise_and.Tensor aten.bitwise_and.Scalar", jnp.bitwise_and),
-    **_over("aten.bitwise_or.Tensor aten.bitwise_or.Scalar", jnp.bitwise_or),
-    **_over("aten.where.self aten.where.ScalarOther aten.where.ScalarSelf aten.where.Scalar", jnp.where),
-    **_over("aten.masked_fill.Scalar aten.masked_fill.Tensor", lambda x, mask, value: jnp.where(mask, value, x)),
-    **_over("aten.clamp.default aten.clamp.Tensor", _clamp),
-    **_over("aten.lerp.Scalar aten.lerp.Tensor", _lerp),
+    **over("aten.clone.default aten._to_copy.default aten.lift_fresh_copy.default aten.detach.default", _copied),
+    **over("aten.alias.default aten.contiguous.default aten.detach_copy.default", _copied),
+    **over("aten.add.Tensor aten.add.Scalar", _add),
+    **over("aten.sub.Tensor aten.sub.Scalar", _sub),
+    **over("aten.rsub.Scalar aten.rsub.Tensor", _rsub),
+    **over("aten.mul.Tensor aten.mul.Scalar", jnp.multiply),
+    **over("aten.div.Tensor aten.div.Scalar", jnp.true_divide),
+    **over("aten.div.Tensor_mode aten.div.Scalar_mode", _div_mode),
+    **over("aten.pow.Tensor_Scalar aten.pow.Tensor_Tensor aten.pow.Scalar", _pow),
+    **over("aten.remainder.Scalar aten.remainder.Tensor", jnp.remainder),
+    **over("aten.bitwise_and.Tensor aten.bitwise_and.Scalar", jnp.bitwise_and),
+    **over("aten.bitwise_or.Tensor aten.bitwise_or.Scalar", jnp.bitwise_or),
+    **over("aten.where.self aten.where.ScalarOther aten.where.ScalarSelf aten.where.Scalar", jnp.where),
+    **over("aten.masked_fill.Scalar aten.masked_fill.Tensor", lambda x, mask, value: jnp.where(mask, value, x)),
+    **over("aten.clamp.default aten.clamp.Tensor", _clamp),
+    **over("aten.lerp.Scalar aten.lerp.Tensor", _lerp),
     **_comparison("eq", jnp.equal),
     **_comparison("ne", jnp.not_equal),
     **_comparison("lt", jnp.less),
@@ -184,7 +176,7 @@ TABLE: Mapping[str, Callable[..., Any]] = {
     "aten.maximum.default": jnp.maximum,
     "aten.minimum.default": jnp.minimum,
     "aten.sigmoid_backward.default": lambda grad, y: grad * y * (1 - y),
-    "aten.silu_backward.default": lambda grad, x: _vjp(lambda value: value * jax.nn.sigmoid(value), x, grad),
+    "aten.silu_backward.default": lambda grad, x: vjp(lambda value: value * jax.nn.sigmoid(value), x, grad),
     "aten.softplus.default": _softplus,
     "aten.softplus_backward.default": _softplus_backward,
     "aten.tanh_backward.default": lambda grad, y: grad * (1 - y * y),

@@ -44,7 +44,7 @@ def _reduced(values: Array, reduction: int) -> Array:
 
 
 def _share(x: Array, reduction: int) -> float:
-    """What one element's part in the loss is multiplied by."""
+    """The factor of one element's part in the loss."""
     return 1 / x.size if reduction == MEAN else 1.0
 
 

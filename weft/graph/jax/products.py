@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from weft.graph.jax.conversion import vjp
+
 __all__ = ["TABLE"]
 
 
@@ -142,7 +144,7 @@ def _avg_pool(
 
 
 def _avg_pool_backward(grad: Array, x: Array, *settings: Any) -> Array:
-    return _transposed(lambda value: _avg_pool(value, *settings), x, grad)
+    return vjp(lambda value: _avg_pool(value, *settings), x, grad)
 
 
 def _adaptive_avg_pool(x: Array, size: Sequence[int]) -> Array:
@@ -155,13 +157,7 @@ def _adaptive_avg_pool(x: Array, size: Sequence[int]) -> Array:
 
 
 def _adaptive_avg_pool_backward(grad: Array, x: Array) -> Array:
-    return _transposed(lambda value: _adaptive_avg_pool(value, grad.shape[-2:]), x, grad)
-
-
-def _transposed(function: Callable[[Array], Array], x: Array, grad: Array) -> Array:
-    _, pull_back = jax.vjp(function, x)
-    (found,) = pull_back(grad)
-    return found  # type: ignore[no-any-return]
+    return vjp(lambda value: _adaptive_avg_pool(value, grad.shape[-2:]), x, grad)
 
 
 TABLE: Mapping[str, Callable[..., Any]] = {

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from weft.graph.jax.types import jax_dtype
+from weft.graph.jax.conversion import jax_dtype, over
 
 __all__ = ["TABLE"]
 
@@ -179,17 +179,13 @@ def _first_three(*arguments: Any) -> tuple[Array, ...]:
     return _batch_norm(*arguments)[:3]
 
 
-def _over(names: str, function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    return dict.fromkeys(names.split(), function)
-
-
 TABLE: Mapping[str, Callable[..., Any]] = {
-    **_over("aten.sum.default aten.sum.dim_IntList", _sum),
-    **_over("aten.mean.default aten.mean.dim", _mean),
-    **_over(
+    **over("aten.sum.default aten.sum.dim_IntList", _sum),
+    **over("aten.mean.default aten.mean.dim", _mean),
+    **over(
         "aten.any.default aten.any.dim aten.any.dims", lambda x, dim=None, keep=False: jnp.any(x, dim, keepdims=keep)
     ),
-    **_over(
+    **over(
         "aten.all.default aten.all.dim aten.all.dims", lambda x, dim=None, keep=False: jnp.all(x, dim, keepdims=keep)
     ),
     "aten._log_softmax.default": _log_softmax,

@@ -1,27 +1,16 @@
 """Operators of ATen that make, move and pick elements, in JAX."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from weft.graph.jax.types import jax_dtype
+from weft.graph.jax.conversion import jax_dtype, over
 
 __all__ = ["TABLE"]
-
-
-def _like(fill: float) -> Callable[..., Array]:
-    return lambda x, **options: jnp.full(x.shape, fill, jax_dtype(options.get("dtype")) or x.dtype)
-
-
-def _sized(fill: float) -> Callable[..., Array]:
-    return lambda size, **options: jnp.full(tuple(size), fill, jax_dtype(options.get("dtype")) or jnp.float32)
-
-
-def _new(fill: float) -> Callable[..., Array]:
-    return lambda x, size, *_, **options: jnp.full(tuple(size), fill, jax_dtype(options.get("dtype")) or x.dtype)
 
 
 def _full(size: Sequence[int], value: float, **options: Any) -> Array:
@@ -146,24 +135,20 @@ def _embedding_backward(grad: Array, indices: Array, num_rows: int, padding: int
     return jnp.zeros((num_rows, rows.shape[1]), grad.dtype).at[flat].add(rows)
 
 
-def _over(names: str, function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    return dict.fromkeys(names.split(), function)
-
-
 TABLE: Mapping[str, Callable[..., Any]] = {
-    **_over("aten.view.default aten._unsafe_view.default aten.reshape.default", lambda x, size: x.reshape(tuple(size))),
-    **_over("aten.squeeze.default aten.squeeze.dim aten.squeeze.dims", _squeeze),
-    **_over("aten.split_with_sizes.default aten.split_with_sizes_copy.default", _split_with_sizes),
-    **_over("aten.arange.default aten.arange.start aten.arange.start_step", _arange),
-    **_over("aten.empty.memory_format aten.zeros.default", _sized(0)),
-    **_over("aten.empty_like.default aten.zeros_like.default", _like(0)),
-    **_over("aten.new_empty.default aten.new_zeros.default aten.new_empty_strided.default", _new(0)),
-    **_over("aten.scatter.src aten.scatter.value", _scatter),
+    **over("aten.view.default aten._unsafe_view.default aten.reshape.default", lambda x, size: x.reshape(tuple(size))),
+    **over("aten.squeeze.default aten.squeeze.dim aten.squeeze.dims", _squeeze),
+    **over("aten.split_with_sizes.default aten.split_with_sizes_copy.default", _split_with_sizes),
+    **over("aten.arange.default aten.arange.start aten.arange.start_step", _arange),
+    **over("aten.empty.memory_format aten.zeros.default", partial(_full, value=0)),
+    **over("aten.empty_like.default aten.zeros_like.default", partial(_full_like, value=0)),
+    **over("aten.new_empty.default aten.new_zeros.default", partial(_new_full, value=0)),
+    **over("aten.scatter.src aten.scatter.value", _scatter),
     "aten.cat.default": _cat,
     "aten.constant_pad_nd.default": _pad,
     "aten.embedding.default": _embedding,
     "aten.embedding_dense_backward.default": _embedding_backward,
-    "aten.empty_strided.default": lambda size, _stride, **options: _sized(0)(size, **options),
+    "aten.empty_strided.default": lambda size, _stride, **options: _full(size, 0, **options),
     "aten.expand.default": _expand,
     "aten.flip.default": lambda x, dims: jnp.flip(x, tuple(dims)),
     "aten.full.default": _full,
@@ -172,10 +157,11 @@ TABLE: Mapping[str, Callable[..., Any]] = {
     "aten.index.Tensor": _index,
     "aten.index_put.default": _index_put,
     "aten.index_select.default": lambda x, dim, index: jnp.take(x, index, axis=dim),
+    "aten.new_empty_strided.default": lambda x, size, _stride, **options: _new_full(x, size, 0, **options),
     "aten.new_full.default": _new_full,
-    "aten.new_ones.default": _new(1),
-    "aten.ones.default": _sized(1),
-    "aten.ones_like.default": _like(1),
+    "aten.new_ones.default": partial(_new_full, value=1),
+    "aten.ones.default": partial(_full, value=1),
+    "aten.ones_like.default": partial(_full_like, value=1),
     "aten.permute.default": lambda x, dims: jnp.transpose(x, tuple(dims)),
     "aten.repeat.default": _repeat,
     "aten.scalar_tensor.default": lambda value, **options: jnp.asarray(value, jax_dtype(options.get("dtype"))),

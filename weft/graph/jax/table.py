@@ -1,4 +1,4 @@
-"""Which operators of ATen JAX can compute here, and how what is random gets torch's own numbers.
+"""The table of ATen operators that JAX computes here; random ones get torch's own numbers.
 
 A random operator is drawn by torch before the graph runs, in the order of the graph, and its result is an input: so
 dropout has the bits of eager mode, and XLA's own generators are never used.
@@ -12,8 +12,9 @@ from jax import Array
 from torch import Tensor, fx
 
 from weft.errors import GraphError
-from weft.graph.calls import call_of
-from weft.graph.graph import Graph, is_random
+from weft.graph.ir.graph import Graph
+from weft.graph.ir.interpreter import call_of
+from weft.graph.ir.side_effects import is_random
 from weft.graph.jax import elementwise, layers, losses, products, reductions, shapes
 
 __all__ = ["OPERATORS", "apply_drawn", "check_supported", "draw", "is_drawn"]
@@ -54,7 +55,7 @@ def is_drawn(node: fx.Node) -> bool:
 
 
 def draw(node: fx.Node) -> Tensor:
-    """What a random operator draws, from torch's default generator: its result, or dropout's mask."""
+    """Draw from torch's default generator for a random operator: its result, or dropout's mask."""
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: _of_no_value(source.meta["val"]))
     drawn = call_of(node)(*args, **kwargs)
     result: Tensor = drawn[1] if str(node.target) == _DROPOUT else drawn

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from weft.errors import GraphError
-from weft.graph.graph import Graph
-from weft.graph.loops.registry import hash_of_body, register_body
-from weft.graph.recording import Recorder, runner_of
-from weft.graph.sizes import Size, shape_of
-from weft.graph.structure import Tree, fill, flatten, paths_of, relabel
-from weft.graph.tracing import enter, finish, note_call, use_recording
+from weft.graph.capture.recorder import Recorder
+from weft.graph.capture.tracing import add_placeholders, build_graph, note_call, use_recording
+from weft.graph.formats.loop_bodies import hash_of_body, register_body
+from weft.graph.ir.graph import Graph
+from weft.graph.ir.interpreter import runner_of
+from weft.graph.ir.pytree import Tree, flatten, paths_of, relabel, unflatten
+from weft.graph.ir.symbolic_sizes import Size, shape_of
 from weft.torch_private import fake_mode, mode_of, use_no_modes
 
 __all__ = ["Iteration", "flatten_each", "record_body"]
@@ -43,16 +44,16 @@ def record_body(
     with use_no_modes(), torch.no_grad():
         fakes = [_like(mode, shape_of_item, like) for shape_of_item, like in _shapes(carried, inputs)]
         recorder = Recorder(note_call, run=runner_of(mode), outside=lambda tensor: _stand_in(mode, tensor))
-        enter(recorder, _arguments(len(carried), len(inputs), 0), fakes)
+        add_placeholders(recorder, _arguments(len(carried), len(inputs), 0), fakes)
         with use_recording(recorder, mode):
-            state = fill(carried_tree, fakes[: len(carried)])
-            item = fill(inputs_tree, fakes[len(carried) + 1 :])
+            state = unflatten(carried_tree, fakes[: len(carried)])
+            item = unflatten(inputs_tree, fakes[len(carried) + 1 :])
             flat, outputs_tree = _checked(function(fakes[len(carried)], state, item), carried_tree)
             flat = [recorder.inside(tensor) for tensor in flat]
         fakes += [fake for _, fake in recorder.captured]
         results = _results(len(carried), len(flat) - len(carried))
         arguments = _arguments(len(carried), len(inputs), len(recorder.captured))
-        graph = finish(recorder, arguments, fakes, results, flat, mode, tuple)
+        graph = build_graph(recorder, arguments, fakes, results, flat, mode, tuple)
     _refuse_what_cannot_be_repeated(graph)
     key = hash_of_body(graph)
     register_body(key, graph)
@@ -103,7 +104,7 @@ def _leaves(first: int, count: int) -> Tree:
 
 
 def _checked(result: Any, carried_tree: Tree) -> tuple[list[Tensor], Tree]:
-    """What is carried on, then the outputs, and the tree of the outputs."""
+    """The tensors that are carried on, then the outputs; and the tree of the outputs."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise GraphError(f"the body of a loop returns (carried, outputs) (found: {type(result).__name__}); return both")
     carried, tree = flatten_each(result[0])

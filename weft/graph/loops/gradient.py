@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.graph.capture import capture_noting
-from weft.graph.dynamic import example_of, names_of
-from weft.graph.graph import Graph
-from weft.graph.loops.registry import find_body
-from weft.graph.program import Program
-from weft.graph.recording import lifted
-from weft.graph.replay import replay
+from weft.graph.capture.capture import capture_noting
+from weft.graph.capture.dynamic_sizes import example_of, names_of
+from weft.graph.capture.recorder import lifted
+from weft.graph.capture.tracing import Origin
+from weft.graph.formats.loop_bodies import find_body
+from weft.graph.ir.graph import Graph
+from weft.graph.ir.interpreter import replay
+from weft.graph.programs.generated_program import Program
 from weft.graph.rewrites import rewrite
-from weft.graph.tracing import Origin
 
 __all__ = ["backward_program", "forward_program", "is_differentiable"]
 

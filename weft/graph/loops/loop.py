@@ -6,11 +6,11 @@ from typing import Any
 from torch import Tensor
 
 from weft.errors import GraphError
+from weft.graph.ir.pytree import unflatten
+from weft.graph.ir.symbolic_sizes import size_of
 from weft.graph.loops.body import Iteration, flatten_each, record_body
+from weft.graph.loops.checkpoint_schedule import checkpoints_for
 from weft.graph.loops.operators import call_loop
-from weft.graph.loops.revolve import checkpoints_for
-from weft.graph.sizes import size_of
-from weft.graph.structure import fill
 from weft.torch_private import hint_of
 
 __all__ = ["loop"]
@@ -19,7 +19,7 @@ __all__ = ["loop"]
 def loop(
     body: Iteration, carried: Any, inputs: Any = (), *, num_iterations: Any = None, checkpoints: int | None = None
 ) -> tuple[Any, Any]:
-    """What is carried after the last iteration, and the outputs of all, stacked.
+    """Run the body once for each iteration, passing on what it carries, and stack its outputs.
 
     The body is recorded once for each call of `loop`, on tensors without values, and then run from its graph; in a
     step that is captured, the loop is one operator. It may read any tensor that it can see, and gradients reach those
@@ -53,7 +53,7 @@ def loop(
     kept = checkpoints_for(hint_of(count)) if checkpoints is None else checkpoints
     key, captured, outputs_tree = record_body(body, given, carried_tree, parts, inputs_tree)
     made = call_loop(key, count, captured, given, parts, kept)
-    return fill(carried_tree, made[: len(given)]), fill(outputs_tree, made[len(given) :])
+    return unflatten(carried_tree, made[: len(given)]), unflatten(outputs_tree, made[len(given) :])
 
 
 def _count(inputs: Sequence[Tensor], num_iterations: Any) -> Any:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.graph.formats.loop_bodies import find_body
+from weft.graph.loops.checkpoint_schedule import first_checkpoints
 from weft.graph.loops.gradient import is_differentiable
-from weft.graph.loops.registry import find_body
-from weft.graph.loops.revolve import first_checkpoints
-from weft.graph.loops.running import Tensors, outputs_like, run_backward, run_forward
+from weft.graph.loops.running import LoopCall, Tensors, outputs_like, run_backward, run_forward
 from weft.torch_private import use_no_autograd
 
 __all__ = ["call_loop"]
@@ -31,52 +31,39 @@ def call_loop(key: str, count: Any, captured: Tensors, carried: Tensors, inputs:
     return torch.ops.weft.loop.default(key, count, captured, carried, inputs, checkpoints)
 
 
-def _loop(key: str, count: int, captured: Tensors, carried: Tensors, inputs: Tensors, _: int) -> list[Tensor]:
-    return run_forward(key, count, captured, carried, inputs)
+def _loop(*given: Any) -> list[Tensor]:
+    return run_forward(LoopCall(*given))
 
 
-def _loop_shapes(key: str, count: Any, captured: Tensors, carried: Tensors, inputs: Tensors, _: int) -> list[Tensor]:
-    return [*(t.new_empty(t.shape) for t in carried), *outputs_like(key, count, captured, carried, inputs)]
+def _loop_shapes(*given: Any) -> list[Tensor]:
+    call = LoopCall(*given)
+    return [*(tensor.new_empty(tensor.shape) for tensor in call.carried), *outputs_like(call)]
 
 
-def _loop_kept(
-    key: str, count: int, captured: Tensors, carried: Tensors, inputs: Tensors, checkpoints: int
-) -> list[Tensor]:
-    kept = _memory_for(carried, checkpoints)
-    to_keep = first_checkpoints(count, checkpoints)
-    return [*run_forward(key, count, captured, carried, inputs, to_keep, kept), *kept]
+def _loop_kept(*given: Any) -> list[Tensor]:
+    call = LoopCall(*given)
+    kept = _memory_for(call)
+    return [*run_forward(call, first_checkpoints(call.count, call.checkpoints), kept), *kept]
 
 
-def _loop_kept_shapes(
-    key: str, count: Any, captured: Tensors, carried: Tensors, inputs: Tensors, checkpoints: int
-) -> list[Tensor]:
-    made = _loop_shapes(key, count, captured, carried, inputs, checkpoints)
-    return [*made, *_memory_for(carried, checkpoints)]
+def _loop_kept_shapes(*given: Any) -> list[Tensor]:
+    return [*_loop_shapes(*given), *_memory_for(LoopCall(*given))]
 
 
-def _loop_backward(
-    key: str,
-    count: int,
-    captured: Tensors,
-    carried: Tensors,
-    inputs: Tensors,
-    checkpoints: int,
-    kept: Tensors,
-    gradients: Tensors,
-) -> list[Tensor]:
-    steps = first_checkpoints(count, checkpoints)
+def _loop_backward(*given: Any) -> list[Tensor]:
+    *first, kept, gradients = given
+    call = LoopCall(*first)
+    steps = first_checkpoints(call.count, call.checkpoints)
     states = {step: [tensor[place] for tensor in kept] for place, step in enumerate(steps)}
-    return run_backward(key, count, captured, carried, inputs, checkpoints, states, gradients)
+    return run_backward(call, states, gradients)
 
 
-def _loop_backward_shapes(
-    _key: str, _count: Any, captured: Tensors, carried: Tensors, inputs: Tensors, *_others: Any
-) -> list[Tensor]:
-    return [t.new_empty(t.shape) for t in (*captured, *carried, *inputs) if is_differentiable(t)]
+def _loop_backward_shapes(*given: Any) -> list[Tensor]:
+    return [t.new_empty(t.shape) for t in LoopCall(*given[:6]).tensors if is_differentiable(t)]
 
 
-def _memory_for(carried: Tensors, checkpoints: int) -> list[Tensor]:
-    return [tensor.new_empty((checkpoints, *tensor.shape)) for tensor in carried]
+def _memory_for(call: LoopCall) -> list[Tensor]:
+    return [tensor.new_empty((call.checkpoints, *tensor.shape)) for tensor in call.carried]
 
 
 class _Differentiable(torch.autograd.Function):
@@ -117,41 +104,37 @@ class _OnceOnly(torch.autograd.Function):
         raise NotImplementedError("a loop has no second derivative; write its iterations out")
 
 
-def _loop_with_autograd(
-    key: str, count: Any, captured: Tensors, carried: Tensors, inputs: Tensors, checkpoints: int
-) -> list[Tensor]:
-    if _needs_gradient(captured, carried, inputs):
-        made = torch.ops.weft.loop_kept.default(key, count, captured, carried, inputs, checkpoints)
-        return list(made[: len(find_body(key).result_nodes)])
+def _loop_with_autograd(*given: Any) -> list[Tensor]:
+    call = LoopCall(*given)
+    if _needs_gradient(call.tensors):
+        made = torch.ops.weft.loop_kept.default(*given)
+        return list(made[: len(find_body(call.key).result_nodes)])
     with use_no_autograd():
-        return list(torch.ops.weft.loop.default(key, count, captured, carried, inputs, checkpoints))
+        return list(torch.ops.weft.loop.default(*given))
 
 
-def _loop_kept_with_autograd(
-    key: str, count: Any, captured: Tensors, carried: Tensors, inputs: Tensors, checkpoints: int
-) -> list[Tensor]:
-    if _needs_gradient(captured, carried, inputs):
-        settings = key, count, checkpoints, len(captured), len(carried)
-        return list(_Differentiable.apply(*settings, *captured, *carried, *inputs))  # type: ignore[no-untyped-call]
+def _loop_kept_with_autograd(*given: Any) -> list[Tensor]:
+    call = LoopCall(*given)
+    if _needs_gradient(call.tensors):
+        settings = call.key, call.count, call.checkpoints, len(call.captured), len(call.carried)
+        return list(_Differentiable.apply(*settings, *call.tensors))  # type: ignore[no-untyped-call]
     with use_no_autograd():
-        return list(torch.ops.weft.loop_kept.default(key, count, captured, carried, inputs, checkpoints))
+        return list(torch.ops.weft.loop_kept.default(*given))
 
 
-def _loop_backward_with_autograd(
-    key: str, count: Any, captured: Tensors, carried: Tensors, inputs: Tensors, checkpoints: int, *rest: Tensors
-) -> list[Tensor]:
-    def call() -> list[Tensor]:
+def _loop_backward_with_autograd(*given: Any) -> list[Tensor]:
+    def run() -> list[Tensor]:
         with use_no_autograd():
-            return list(torch.ops.weft.loop_backward.default(key, count, captured, carried, inputs, checkpoints, *rest))
+            return list(torch.ops.weft.loop_backward.default(*given))
 
-    parts = captured, carried, inputs, *rest
-    if _needs_gradient(*parts):
-        return list(_OnceOnly.apply(call, *(tensor for part in parts for tensor in part)))  # type: ignore[no-untyped-call]
-    return call()
+    tensors = [*LoopCall(*given[:6]).tensors, *given[6], *given[7]]
+    if _needs_gradient(tensors):
+        return list(_OnceOnly.apply(run, *tensors))  # type: ignore[no-untyped-call]
+    return run()
 
 
-def _needs_gradient(*parts: Tensors) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for part in parts for tensor in part)
+def _needs_gradient(tensors: Tensors) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _define(name: str, takes: str, run: Any, shapes: Any, with_autograd: Any) -> None:

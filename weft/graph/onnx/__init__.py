@@ -2,9 +2,8 @@
 
 from weft.graph.onnx.export import export, graph_to_onnx, to_onnx
 from weft.graph.onnx.export_table import EXPORTS
-from weft.graph.onnx.module import OnnxModule, from_onnx, load
-from weft.graph.onnx.operators import IMPORTS
-from weft.graph.onnx.program import OnnxProgram, OnnxRuntimeExecutor
+from weft.graph.onnx.module import IMPORTS, OnnxModule, from_onnx, load
+from weft.graph.onnx.runtime import OnnxProgram, OnnxRuntimeExecutor
 
 __all__ = [
     "EXPORTS",

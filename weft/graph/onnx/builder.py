@@ -9,7 +9,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, fx
 
-from weft.graph.onnx.types import onnx_type
+from weft.graph.onnx.tensor_types import onnx_type
 
 __all__ = ["OPSET", "Builder", "Export", "Input", "value_of"]
 
@@ -27,7 +27,7 @@ Export = Callable[..., str | Sequence[str | None]]
 
 
 def value_of(node: fx.Node) -> Tensor:
-    """What is known of a node's value, of the first where there are several: its type and shape."""
+    """A tensor without values that has the type and shape of a node's value, of the first where there are several."""
     value = node.meta["val"]
     first: Tensor = value[0] if isinstance(value, (tuple, list)) else value
     return first

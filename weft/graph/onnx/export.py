@@ -11,12 +11,12 @@ from torch.func import functional_call
 
 from weft.atomic import write_bytes
 from weft.errors import GraphError
-from weft.graph.capture import capture
-from weft.graph.graph import Graph
+from weft.graph.capture.capture import capture
+from weft.graph.ir.graph import Graph
+from weft.graph.ir.pytree import flatten_as, paths_of
 from weft.graph.onnx.builder import Builder
 from weft.graph.onnx.export_table import EXPORTS
 from weft.graph.rewrites import rewrite
-from weft.graph.structure import paths_of, pick
 
 __all__ = ["check_exportable", "export", "graph_to_onnx", "output_name", "to_onnx"]
 
@@ -33,7 +33,7 @@ def export(module: nn.Module, inputs: Sequence[Tensor], file: Path) -> None:
 
 
 def to_onnx(module: nn.Module, inputs: Sequence[Tensor]) -> onnx.ModelProto:
-    """What `export` writes."""
+    """The model that `export` writes."""
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
     def step(tensors: Any, batch: Any) -> tuple[Any, Any]:
@@ -91,7 +91,7 @@ def _stored(graph: Graph, state: Any) -> dict[int, Tensor]:
         return {}
     places = {place for path, place in paths_of(graph.arguments) if path.partition(".")[0] == "state"}
     tree = dict(graph.arguments[1])["state"]
-    leaves = pick(tree, state, len(graph.placeholders))
+    leaves = flatten_as(tree, state, len(graph.placeholders))
     return {place: leaves[place] for place in places}
 
 

@@ -35,6 +35,12 @@ def _pair(value: int | Sequence[int]) -> list[int]:
     return values * 2 if len(values) == 1 else values
 
 
+def _window(kernel: Any, stride: Any, padding: Any, ceil_mode: bool) -> dict[str, Any]:
+    shape, pads = _pair(kernel), _pair(padding)
+    strides = _pair(stride) if stride else shape
+    return {"kernel_shape": shape, "strides": strides, "pads": [*pads, *pads], "ceil_mode": int(ceil_mode)}
+
+
 def _max_pool(
     b: Builder,
     _node: fx.Node,
@@ -45,17 +51,8 @@ def _max_pool(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> list[str | None]:
-    shape, pads = _pair(kernel), _pair(padding)
-    name = b(
-        "MaxPool",
-        x,
-        kernel_shape=shape,
-        strides=_pair(stride) if stride else shape,
-        pads=[*pads, *pads],
-        dilations=_pair(dilation),
-        ceil_mode=int(ceil_mode),
-    )
-    return [name, None]
+    settings = _window(kernel, stride, padding, ceil_mode)
+    return [b("MaxPool", x, dilations=_pair(dilation), **settings), None]
 
 
 def _avg_pool(
@@ -69,16 +66,8 @@ def _avg_pool(
     count_padding: bool = True,
     _divisor: None = None,
 ) -> str:
-    shape, pads = _pair(kernel), _pair(padding)
-    return b(
-        "AveragePool",
-        x,
-        kernel_shape=shape,
-        strides=_pair(stride) if stride else shape,
-        pads=[*pads, *pads],
-        ceil_mode=int(ceil_mode),
-        count_include_pad=int(count_padding),
-    )
+    settings = _window(kernel, stride, padding, ceil_mode)
+    return b("AveragePool", x, count_include_pad=int(count_padding), **settings)
 
 
 def _batch_norm(

@@ -138,17 +138,13 @@ def _masked_fill(b: Builder, node: fx.Node, x: fx.Node, mask: fx.Node, value: An
     return _where(b, node, mask, value, x)
 
 
-def _full_like(fill: float) -> Export:
-    def export(b: Builder, node: fx.Node, *_: Any, **__: Any) -> str:
-        value = value_of(node)
-        return b.constant(torch.full([int(size) for size in value.shape], fill, dtype=value.dtype))
-
-    return export
-
-
 def _full(b: Builder, node: fx.Node, _like: Any, fill: Any, **_: Any) -> str:
     value = value_of(node)
     return b.constant(torch.full([int(size) for size in value.shape], fill, dtype=value.dtype))
+
+
+def _filled(fill: float) -> Export:
+    return lambda b, node, *_, **__: _full(b, node, None, fill)
 
 
 def _arange(b: Builder, node: fx.Node, *bounds: Any, **_: Any) -> str:
@@ -209,8 +205,8 @@ EXPORTS: dict[str, Export] = {
     **_over("mean.default mean.dim", _reduce("ReduceMean")),
     **_over("where.self where.ScalarOther where.ScalarSelf where.Scalar", _where),
     **_over("masked_fill.Scalar masked_fill.Tensor", _masked_fill),
-    **_over("zeros_like.default zeros.default new_zeros.default", _full_like(0)),
-    **_over("ones_like.default ones.default new_ones.default", _full_like(1)),
+    **_over("zeros_like.default zeros.default new_zeros.default", _filled(0)),
+    **_over("ones_like.default ones.default new_ones.default", _filled(1)),
     **_over("full_like.default full.default", _full),
     **_over("arange.default arange.start arange.start_step", _arange),
     "aten._log_softmax.default": _softmax("LogSoftmax"),

@@ -1,6 +1,6 @@
 """An ONNX model as a module: its initializers are parameters and buffers, its nodes run in their order."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -9,10 +9,19 @@ from onnx import helper
 from torch import Tensor, nn
 
 from weft.errors import CorruptFileError, GraphError, nearest
-from weft.graph.onnx.operators import IMPORTS
-from weft.graph.onnx.types import tensor_of
+from weft.graph.onnx import import_elementwise, import_products, import_reductions, import_shapes
+from weft.graph.onnx.import_operator import ImportedOperator
+from weft.graph.onnx.tensor_types import tensor_of
 
-__all__ = ["OnnxModule", "from_onnx", "load"]
+__all__ = ["IMPORTS", "OnnxModule", "from_onnx", "load"]
+
+IMPORTS: Mapping[str, ImportedOperator] = {
+    **import_elementwise.TABLE,
+    **import_reductions.TABLE,
+    **import_shapes.TABLE,
+    **import_products.TABLE,
+}
+"""Operators that an imported model may be made of."""
 
 _NORM = "BatchNormalization"
 _OLDEST = 7  # operator set: before, broadcasting was asked for by attributes

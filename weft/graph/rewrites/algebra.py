@@ -10,8 +10,7 @@ import torch
 from torch import fx
 
 from weft.graph.rewrites.pattern import Anything, Call, Found, Number, Op, Var, neg
-from weft.graph.rewrites.replacement import pattern_rule
-from weft.graph.rewrites.rule import Rule
+from weft.graph.rewrites.rule import Rule, pattern_rule
 
 __all__ = ["ALGEBRA"]
 
@@ -34,7 +33,7 @@ k, narrow, wide, layout = Number("k"), Anything("narrow"), Anything("wide"), Any
 
 
 def _times_reciprocal(found: Found) -> Call | None:
-    """Where 1/k is a float too, and not a subnormal one, both ways round the same real number once."""
+    """A product with 1/k. Where 1/k is a float, and not a subnormal one, both ways round the same real number once."""
     k, value = found["k"], found["x"].meta["val"]
     is_power_of_two = k != 0 and math.isfinite(k) and abs(math.frexp(k)[0]) == 0.5
     if not is_power_of_two or not value.is_floating_point():

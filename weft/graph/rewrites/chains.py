@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from weft.graph.rewrites.memory import layout_of
+from weft.graph.ir.memory_layout import layout_of
 from weft.graph.rewrites.pattern import Call, Found
 from weft.graph.rewrites.price import price_of_node
-from weft.graph.rewrites.replacement import Imagined, imagine, put
+from weft.graph.rewrites.rule import NewCall, instantiate, replace_with
 from weft.torch_private import size_hints
 
-__all__ = ["Chain", "Parts", "Writer", "rewrite_chains", "size_of"]
+__all__ = ["Chain", "Parts", "Writer", "num_elements", "rewrite_chains"]
 
 Parts = Callable[[fx.Node], "list[tuple[Any, float]] | None"]
 """The operands of a call, each a node or a number, and their weights in it; None for what is no link of the chain."""
@@ -45,14 +45,14 @@ def rewrite_chains(nodes: fx.Graph, parts: Parts, write: Writer) -> int:
         seen.update(chain.members)
         new = _cheapest(chain, write) if len(chain.members) > 1 else None
         if new is not None:
-            put(nodes, root, new)
+            replace_with(nodes, root, new)
             for member in chain.members:
                 nodes.erase_node(member)
             count += 1
     return count
 
 
-def size_of(node: fx.Node) -> int:
+def num_elements(node: fx.Node) -> int:
     """Number of elements; of a symbolic shape, that which was captured."""
     return size_hints(node.meta["val"]).numel()
 
@@ -94,11 +94,11 @@ def _is_operand(item: Any, value: Tensor) -> bool:
     return isinstance(item, (int, float)) and not isinstance(item, bool)
 
 
-def _cheapest(chain: Chain, write: Writer) -> Imagined | None:
+def _cheapest(chain: Chain, write: Writer) -> NewCall | None:
     root, best = chain.members[0], None
     lowest = sum(map(price_of_node, chain.members))
     for template, names in write(chain):
-        new = imagine(template, names, root)
+        new = instantiate(template, names, root)
         if new is not None and new.price < lowest and layout_of(new.value) == layout_of(root.meta["val"]):
             best, lowest = new, new.price
     return best

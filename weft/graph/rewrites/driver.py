@@ -6,12 +6,23 @@ from dataclasses import replace
 from torch import Tensor
 
 from weft.errors import GraphError
-from weft.graph.graph import Graph
+from weft.graph.ir.graph import Graph
+from weft.graph.ir.verification import check_pass
+from weft.graph.rewrites.algebra import ALGEBRA
+from weft.graph.rewrites.cleanup import CONSTANTS, DEAD, REPEATED
+from weft.graph.rewrites.fused_kernels import FUSIONS
 from weft.graph.rewrites.rule import Rule
-from weft.graph.rewrites.tables import EXACT, FUSIONS, SIMPLIFICATIONS
-from weft.graph.validity import check_pass
+from weft.graph.rewrites.sums_and_products import SIMPLIFICATIONS
+from weft.graph.rewrites.views import VIEWS
 
-__all__ = ["rewrite"]
+__all__ = ["EXACT", "REASSOCIATING", "rewrite"]
+
+EXACT: tuple[Rule, ...] = (DEAD, *VIEWS, CONSTANTS, REPEATED, *ALGEBRA)
+"""On by default: every bit stays as it was."""
+
+REASSOCIATING: tuple[Rule, ...] = (*SIMPLIFICATIONS, *FUSIONS)
+"""Rules that round differently. Fusions come last, since they hide sums and products."""
+
 
 _MOST_ROUNDS = 200  # a rule that undoes another would go on for ever
 
@@ -19,7 +30,7 @@ _MOST_ROUNDS = 200  # a rule that undoes another would go on for ever
 def rewrite(
     graph: Graph, rules: Sequence[Rule] | None = None, *, reassociate: bool = False, check_each: bool = False
 ) -> Graph:
-    """The graph after all rules of a table, again and again until none finds anything.
+    """Apply all rules of a table, again and again until none finds anything; returns a new graph.
 
     Args:
         rules: the table; by default the exact rules, after which every bit is as it was.

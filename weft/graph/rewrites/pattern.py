@@ -1,4 +1,4 @@
-"""A language of patterns: what a part of a graph looks like, and, with the same words, what is to stand there instead.
+"""Patterns of calls: a part of a graph to look for, and, in the same words, what is to replace it.
 
     x, y, k = Var("x"), Var("y"), Number("k")
     -(-x)                  a negation of a negation
@@ -95,7 +95,7 @@ class Number(AbstractPattern):
 @final
 @dataclass(frozen=True)
 class Anything(AbstractPattern):
-    """Whatever is there: a variable, a literal, a list of them, None."""
+    """Any argument: a variable, a literal, a list of them, None."""
 
     name: str
 
@@ -115,7 +115,7 @@ class Call(AbstractPattern):
 @final
 @dataclass(frozen=True)
 class Op:
-    """What makes calls: `mul = Op(aten.mul.Tensor, commutes=True)`, then `mul(x, y)`."""
+    """Makes calls: `mul = Op((aten.mul.Tensor,), commutes=True)`, then `mul(x, y)`."""
 
     targets: tuple[Any, ...]
     commutes: bool = False

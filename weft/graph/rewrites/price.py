@@ -1,4 +1,4 @@
-"""What a call costs on this kind of machine, in bytes: those that it moves, and those that could move meanwhile.
+"""The price of a call on this kind of machine, in bytes: those that it moves, and those that could move meanwhile.
 
 Element-wise operators are bound by memory, products by arithmetic; a call costs something even on one number. The
 three are put on one scale by what a core does in the same time, in round figures: they only have to say which of two
@@ -29,8 +29,10 @@ def price_of_node(node: fx.Node) -> float:
 
 
 def price_of_call(target: Any, args: Sequence[Any], options: Mapping[str, Any], value: Any) -> float:
-    """From shapes alone; symbolic sizes count as the ones that were captured."""
-    args, options, value = _concrete(args), _concrete(options), _concrete(value)
+    """The price of one call, from shapes; symbolic sizes count as the ones that were captured."""
+    args, options, value = fx.node.map_aggregate(
+        (args, options, value), lambda item: size_hints(item) if isinstance(item, Tensor) else item
+    )
     cost = cost_of(target, args, options, value)
     if cost is None:  # then it is taken for one that goes over its operands once
         tensors = [leaf for leaf in tree_leaves((args, options, value)) if isinstance(leaf, Tensor)]
@@ -38,11 +40,3 @@ def price_of_call(target: Any, args: Sequence[Any], options: Mapping[str, Any], 
     if not cost.bytes_moved and not cost.flops:
         return _BYTES_PER_CALL / 2  # a view
     return _BYTES_PER_CALL + max(cost.bytes_moved, _BYTES_PER_FLOP * cost.flops)
-
-
-def _concrete(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return size_hints(value)
-    if isinstance(value, Mapping):
-        return {key: _concrete(item) for key, item in value.items()}
-    return type(value)(map(_concrete, value)) if isinstance(value, (tuple, list)) else value

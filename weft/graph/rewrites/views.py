@@ -1,12 +1,11 @@
-"""Views: other looks at the same memory, which change no bit."""
+"""Views that are idle, or that one view can replace; no bit changes."""
 
 import torch
 from torch import Tensor, fx
 
-from weft.graph.rewrites.memory import PLAIN_VIEWS, layout_of
+from weft.graph.ir.memory_layout import PLAIN_VIEWS, layout_of
 from weft.graph.rewrites.pattern import Anything, Call, Found, Op, Var
-from weft.graph.rewrites.replacement import pattern_rule
-from weft.graph.rewrites.rule import Rule
+from weft.graph.rewrites.rule import Rule, pattern_rule
 
 __all__ = ["VIEWS"]
 
@@ -20,7 +19,7 @@ x, shape, order, then = Var("x"), Anything("shape"), Anything("order"), Anything
 
 
 def remove_idle_views(nodes: fx.Graph, _constants: dict[str, Tensor]) -> int:
-    """A view that shows what one further up shows, or what the tensor itself is, gives way to that."""
+    """Replace a view that shows what one before it shows, or what the tensor itself is, by that."""
     count = 0
     for node in list(nodes.nodes):
         same = _same_further_up(node)

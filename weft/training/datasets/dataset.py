@@ -1,4 +1,4 @@
-"""What a data set is to the rest of Weft."""
+"""The data set seam: samples by index, as batches."""
 
 import hashlib
 from abc import ABC, abstractmethod

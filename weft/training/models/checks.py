@@ -1,4 +1,4 @@
-"""What a model asks of its task and its options."""
+"""Checks of a model's task and options."""
 
 from weft.errors import RecipeError
 from weft.specs import TaskSpec

@@ -27,7 +27,8 @@ Scope = Literal["element", "layer"]
 
 @dataclass(frozen=True)
 class Shared:
-    """What all parameters share: both are float64 scalars, so that no precision is lost before they are used.
+    """Learning rate and step, which all parameters share. Both are float64 scalars, so that no precision is lost before
+    they are used.
 
     `step` counts the updates of the whole, 1 in the first. torch.optim counts for each parameter alone, which differs
     only for a parameter whose gradient comes and goes.
@@ -68,7 +69,7 @@ class AbstractRule(ABC):
 
 
 class AbstractOptimizer(ABC):
-    """What the loop drives: a rule over all parameters, or a torch.optim optimizer as it is.
+    """An optimizer as the loop drives it: a rule over all parameters, or a torch.optim optimizer as it is.
 
     A run starts from `init(parameters)` or from an OptimizerState read from a checkpoint; every step then is
     `state = optimizer.update(gradients, parameters, state, optimizer.lr * schedule(samples))`.

@@ -7,7 +7,7 @@ from weft.distributed.consistency.control import MalformedError, Outgoing
 from weft.distributed.consistency.pairs.protocol import Tag
 from weft.distributed.consistency.pairs.responder import WorkCoordinator, respond
 from weft.distributed.consistency.pairs.weights import SharedWeights
-from weft.distributed.mailbox import LocalPost, Message
+from weft.distributed.mailbox import LocalTransport, Message
 
 
 def message(source: int, tag: str, *, value: float | None = None, run: int = 0, **header: object) -> Message:
@@ -65,7 +65,7 @@ def test_what_makes_no_sense_is_refused(wrong: Message) -> None:
 
 
 def test_a_responder_counts_what_it_refuses_and_ends_with_its_worker() -> None:
-    post = LocalPost()
+    post = LocalTransport()
     responder, worker, other, stranger = (post.open(address) for address in (3, 1, 0, 9))
     responder.follow_peers()
     stranger.send(3, Tag.ASK, {"run": 0, "turn": 0})

@@ -15,8 +15,8 @@ from weft.distributed.group.faulty import Kill
 from weft.distributed.mailbox import Duplicate
 from weft.errors import RunFolderError
 from weft.graph import State
-from weft.planning.consistency_cost import consistency_cost
 from weft.planning.gossip_graphs import GRAPHS, make_split
+from weft.planning.plan_cost import plan_cost
 from weft.proving.audit import audit_pairs
 from weft.specs import parse_plan
 from weft.training.optimizers import Adam, Optimizer
@@ -101,7 +101,7 @@ def test_a_message_that_comes_twice_counts_once(tmp_path: Path) -> None:
 
 def test_bytes_are_those_of_the_formula() -> None:
     plan = parse_plan("data=4 consistency=gossip(torus,mix=pair)")
-    cost = consistency_cost(plan.consistency, 4, NUM_BYTES)
+    cost = plan_cost(plan, NUM_BYTES)
     outcome = train(Course(4, "torus", num_steps=30, seconds=lambda rank, turn: 0.01))
     sent = {
         tag: sum(mailbox.traffic.sent_under(tag).num_bytes for mailbox in outcome.mailboxes.values())
@@ -110,7 +110,7 @@ def test_bytes_are_those_of_the_formula() -> None:
     asked = outcome.turns[0] + outcome.turns[2]
     assert sent == {Tag.ASK: asked * NUM_BYTES, Tag.PAIRED: asked * NUM_BYTES}
     assert sum(sent.values()) / 30 == pytest.approx(cost.total_bytes, rel=0.05)  # ranks may take a turn more or less
-    wrong = consistency_cost(parse_plan("data=4 consistency=gossip(torus)").consistency, 4, NUM_BYTES)
+    wrong = plan_cost(parse_plan("data=4 consistency=gossip(torus)"), NUM_BYTES)
     assert sum(sent.values()) / 30 != pytest.approx(wrong.total_bytes, rel=0.05)
 
 

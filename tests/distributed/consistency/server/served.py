@@ -25,8 +25,8 @@ from weft.distributed.consistency.server import (
 from weft.distributed.consistency.server.decisions import read_decisions
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
-from weft.distributed.group.virtual import TEN_GIGABIT, die, run_virtual
 from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, MailFault, RecordingMailbox, VirtualMailbox
+from weft.distributed.virtual import TEN_GIGABIT, die, run_virtual
 from weft.graph import State
 from weft.planning.network import NetworkModel
 from weft.simulation.place import with_host_servers

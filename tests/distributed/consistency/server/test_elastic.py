@@ -22,10 +22,10 @@ from weft.distributed.consistency.server import (
 )
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox
+from weft.distributed.virtual import run_virtual
 from weft.graph import State
-from weft.planning.server_cost import server_cost
+from weft.planning.plan_cost import plan_cost
 from weft.proving.audit import audit_arrival
 from weft.specs import parse_plan
 from weft.training.checkpoint import Entry
@@ -180,7 +180,7 @@ def test_the_cost_is_what_was_counted(period: int) -> None:
         - (size * 4 / 2 if rank >= 4 else 0)  # the last pull
         for rank, mailbox in enumerate(outcome.mailboxes)
     ]
-    cost = server_cost(parse_plan(plan), size)
+    cost = plan_cost(parse_plan(plan), size)
     assert sum(sent) / 24 == pytest.approx(cost.total_bytes, rel=0.1)
     assert max(sent) / 24 == pytest.approx(cost.rank_bytes, rel=0.15)
 

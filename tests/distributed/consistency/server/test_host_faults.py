@@ -19,7 +19,7 @@ from tests.distributed.consistency.server.served import (
 )
 from weft.distributed.consistency.server import ServedReplicas, Summary, serve, serve_host, settings_of
 from weft.distributed.consistency.server.protocol import ForwardHeader, InitHeader, PushHeader, Tag
-from weft.distributed.mailbox import AbstractMailbox, LocalPost
+from weft.distributed.mailbox import AbstractMailbox, LocalTransport
 from weft.errors import UsageError
 from weft.specs import parse_plan
 
@@ -47,7 +47,7 @@ def start(mailbox: AbstractMailbox, body: Callable[[AbstractMailbox], Summary]) 
 
 
 @contextmanager
-def serving(post: LocalPost) -> Iterator[dict[int, list[Any]]]:
+def serving(post: LocalTransport) -> Iterator[dict[int, list[Any]]]:
     """The shard and the host server; their summaries by address."""
     shard, of_shard = start(post.open(SHARD), lambda box: serve(box, spec_of(COURSE, 0)))
     host, of_host = start(post.open(HOST), lambda box: serve_host(box, host_spec_of(COURSE, 0)))
@@ -59,7 +59,7 @@ def serving(post: LocalPost) -> Iterator[dict[int, list[Any]]]:
 @pytest.mark.parametrize("victim", [SHARD, HOST], ids=["shard", "host server"])
 def test_what_dies_between_two_steps_is_restored_and_training_goes_on(victim: int, tmp_path: Path) -> None:
     """A shard goes on from its snapshot; a host server has nothing to keep."""
-    course, post = replace(COURSE, run=tmp_path), LocalPost()
+    course, post = replace(COURSE, run=tmp_path), LocalTransport()
     bodies: dict[int, Callable[[AbstractMailbox], Summary]] = {
         SHARD: lambda box: serve(box, spec_of(course, 0, tmp_path / "shard")),
         HOST: lambda box: serve_host(box, host_spec_of(course, 0, tmp_path / "begun")),
@@ -93,7 +93,7 @@ def test_what_dies_between_two_steps_is_restored_and_training_goes_on(victim: in
     assert servers[SHARD][1][0].updates > 0
 
 
-def begin(post: LocalPost) -> list[AbstractMailbox]:
+def begin(post: LocalTransport) -> list[AbstractMailbox]:
     """Two workers that the shard has let go."""
     boxes: list[AbstractMailbox] = [post.open(rank) for rank in range(2)]
     boxes[0].send(SHARD, Tag.INIT, vars(InitHeader(0, 0, 1.0, len(WEIGHTS), 0, (), 0, None)), WEIGHTS)
@@ -117,7 +117,7 @@ def begin(post: LocalPost) -> list[AbstractMailbox]:
 def test_a_push_that_cannot_be_meant_is_refused_by_the_host_server(
     changes: dict[str, Any], tensors: list[torch.Tensor], reason: str
 ) -> None:
-    post = LocalPost()
+    post = LocalTransport()
     with serving(post) as found:
         boxes = begin(post)
         for number, given in enumerate((ONES, tensors, ONES)):
@@ -146,7 +146,7 @@ def test_a_push_that_cannot_be_meant_is_refused_by_the_host_server(
 )
 def test_what_a_host_server_cannot_mean_is_refused_by_the_shard(changes: dict[str, Any], reason: str) -> None:
     """The first was joined of both ranks; the second is spoilt; the third is right again."""
-    post = LocalPost()
+    post = LocalTransport()
     thread, found = start(post.open(SHARD), lambda box: serve(box, spec_of(COURSE, 0)))
     boxes, host = begin(post), post.open(HOST)
     right = [[0, 0, 0.5], [1, 1, 0.5]], [[0, 2, 0.5]], [[1, 3, 0.5]]
@@ -166,7 +166,7 @@ def test_what_a_host_server_cannot_mean_is_refused_by_the_shard(changes: dict[st
 
 def test_a_shard_that_was_restored_answers_a_host_server_whose_ranks_have_died(tmp_path: Path) -> None:
     """Its other ranks wait until what is under way is answered."""
-    post, spec = LocalPost(), spec_of(COURSE, 0, tmp_path / "shard")
+    post, spec = LocalTransport(), spec_of(COURSE, 0, tmp_path / "shard")
     first = post.open(SHARD)
     thread, _ = start(first, lambda box: serve(box, spec))
     boxes, host = begin(post), post.open(HOST)

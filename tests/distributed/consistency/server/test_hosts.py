@@ -22,10 +22,9 @@ from weft.distributed.consistency.server import (
 )
 from weft.distributed.group.faulty import Kill
 from weft.distributed.mailbox import Duplicate
-from weft.errors import UsageError
 from weft.planning.cluster import Link
 from weft.planning.network import LinkSchedule, NetworkModel
-from weft.planning.server_cost import hosted_cost, server_cost
+from weft.planning.plan_cost import plan_cost
 from weft.proving.audit import audit_arrival, audit_hosts
 from weft.simulation.place import with_host_servers
 from weft.specs import parse_plan
@@ -215,8 +214,8 @@ def test_the_cost_is_what_was_counted(inner: int, tmp_path: Path) -> None:
     size = sum(parameter.nbytes for parameter in make_parameters().values())
     sent = {tag: sum(m.traffic.sent_under(tag).num_bytes for m in outcome.mailboxes) for tag in ("push", "forward")}
     forwards = sum(summary.updates for summary in outcome.servers[2:])
-    cost = hosted_cost(parse_plan(text), size, joined=96 / forwards)
-    assert sent["push"] / 24 == pytest.approx(cost.inside_bytes / 2)
+    cost = plan_cost(parse_plan(text), size, joined=96 / forwards)
+    assert sent["push"] / 24 == pytest.approx((cost.total_bytes - cost.between_bytes) / 2)
     assert sent["forward"] / 24 == pytest.approx(cost.between_bytes / 2)
     shards = outcome.mailboxes[4:6]
     back = [t.num_bytes for m in shards for (to, tag), t in m.traffic.sent.items() if tag == "weights" and to >= 4]
@@ -225,12 +224,11 @@ def test_the_cost_is_what_was_counted(inner: int, tmp_path: Path) -> None:
 
 
 def test_the_least_that_goes_between_hosts_is_a_part_of_what_went_before() -> None:
-    plain = server_cost(parse_plan("data=8 consistency=async topology=server(place=own)"), 1000.0)
+    plain = plan_cost(parse_plan("data=8 consistency=async topology=server(place=own)"), 1000.0)
     plan = parse_plan("data=8 consistency=async topology=server(place=own,inner=4)")
-    assert hosted_cost(plan, 1000.0).between_bytes == plain.total_bytes / 4
-    assert server_cost(plan, 1000.0).rounds == 4 and math.isfinite(server_cost(plan, 1000.0).rank_bytes)
-    with pytest.raises(UsageError, match="no host servers"):
-        hosted_cost(parse_plan("data=8 consistency=async topology=server"), 1000.0)
+    assert plan_cost(plan, 1000.0).between_bytes == plain.total_bytes / 4
+    assert plan_cost(plan, 1000.0).rounds == 4 and math.isfinite(plan_cost(plan, 1000.0).rank_bytes)
+    assert plain.between_bytes == 0
 
 
 def test_a_host_server_is_on_the_host_of_its_workers() -> None:

@@ -20,8 +20,8 @@ from tests.distributed.consistency.server.served import (
 from weft.distributed.consistency.server import ServedReplicas, settings_of
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox
+from weft.distributed.virtual import run_virtual
 from weft.errors import PeerLostError
 from weft.graph import State
 from weft.specs import parse_plan

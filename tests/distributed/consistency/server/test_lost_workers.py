@@ -21,8 +21,8 @@ from weft.distributed.consistency.server.protocol import Tag
 from weft.distributed.consistency.server.session import Session
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
-from weft.distributed.group.virtual import die, run_virtual
 from weft.distributed.mailbox import FaultyMailbox, VirtualMailbox
+from weft.distributed.virtual import die, run_virtual
 from weft.graph import State
 from weft.specs import parse_plan
 from weft.training.replicas import Update

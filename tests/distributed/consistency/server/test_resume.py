@@ -8,8 +8,8 @@ import torch
 from tests.distributed.consistency.server.served import LR, Course, make_parameters, pull, reference, spec_of
 from weft.distributed.consistency.server import ServedReplicas, serve, settings_of
 from weft.distributed.group import AbstractGroup
-from weft.distributed.group.virtual import run_virtual
 from weft.distributed.mailbox import VirtualMailbox
+from weft.distributed.virtual import run_virtual
 from weft.graph import State
 from weft.specs import parse_plan
 from weft.training.checkpoint import Entry

@@ -17,7 +17,7 @@ from weft.distributed.consistency.server import (
 from weft.distributed.group.faulty import Delay, Kill
 from weft.distributed.mailbox import Duplicate
 from weft.errors import RunFolderError
-from weft.planning.server_cost import server_cost
+from weft.planning.plan_cost import plan_cost
 from weft.proving.audit import audit_arrival, audit_rounds
 from weft.specs import parse_plan
 from weft.training.optimizers import SGD, Adam, Momentum, Optimizer
@@ -206,6 +206,6 @@ def test_the_cost_is_what_was_counted(scheme: str, num_shards: int) -> None:
         - (sum(p.nbytes for p in make_parameters().values()) if rank >= 4 else 0) * 4 / num_shards  # the last pull
         for rank, mailbox in enumerate(outcome.mailboxes)
     ]
-    cost = server_cost(parse_plan(plan), sum(parameter.nbytes for parameter in make_parameters().values()))
+    cost = plan_cost(parse_plan(plan), sum(parameter.nbytes for parameter in make_parameters().values()))
     assert sum(sent) / 24 == pytest.approx(cost.total_bytes, rel=0.1)
     assert max(sent) / 24 == pytest.approx(cost.rank_bytes, rel=0.15)

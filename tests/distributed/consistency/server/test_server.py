@@ -14,7 +14,7 @@ from tests.distributed.consistency.server.served import Course, make_parameters,
 from weft.distributed.consistency.server import ServedReplicas, Summary, serve, settings_of
 from weft.distributed.consistency.server.cut import cut_evenly
 from weft.distributed.consistency.server.protocol import InitHeader, PushHeader, Tag
-from weft.distributed.mailbox import AbstractMailbox, LocalPost, Message
+from weft.distributed.mailbox import AbstractMailbox, LocalTransport, Message
 from weft.errors import UsageError
 from weft.specs import parse_plan
 
@@ -22,7 +22,7 @@ PATIENCE = 10.0
 
 
 @contextmanager
-def serving(post: LocalPost, course: Course, kept: Path | None = None) -> Iterator[list[Summary]]:
+def serving(post: LocalTransport, course: Course, kept: Path | None = None) -> Iterator[list[Summary]]:
     """One server in a thread; its summary is in the list when all workers have left."""
     mailbox = post.open(course.plan.num_ranks)
     found: list[Summary] = []
@@ -42,7 +42,7 @@ def serving(post: LocalPost, course: Course, kept: Path | None = None) -> Iterat
 class Hand:
     """A worker by hand: it writes headers of its own."""
 
-    def __init__(self, post: LocalPost, course: Course, rank: int) -> None:
+    def __init__(self, post: LocalTransport, course: Course, rank: int) -> None:
         self.mailbox: AbstractMailbox = post.open(rank)
         self.server = course.plan.num_ranks
         self.weights = [p.detach() for p in make_parameters().values()]
@@ -81,7 +81,7 @@ ASYNC = Course(parse_plan("data=2 consistency=async topology=server"))
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_counted(changes: dict[str, Any], reason: str) -> None:
-    post = LocalPost()
+    post = LocalTransport()
     with serving(post, ASYNC) as found:
         hand, other = Hand(post, ASYNC, 0), Hand(post, ASYNC, 1)
         hand.init()
@@ -95,7 +95,7 @@ def test_what_cannot_be_meant_is_refused_and_counted(changes: dict[str, Any], re
 
 
 def test_strangers_doubles_and_unknown_tags_are_refused_and_counted() -> None:
-    post = LocalPost()
+    post = LocalTransport()
     with serving(post, ASYNC) as found:
         hand, other, stranger = (Hand(post, ASYNC, rank) for rank in (0, 1, 9))
         other.init()
@@ -115,7 +115,7 @@ def test_strangers_doubles_and_unknown_tags_are_refused_and_counted() -> None:
 
 @pytest.mark.parametrize("changes", [{"slots": "none"}, {"num_pieces": 9}, {"fraction": None}, {"run": -1}])
 def test_a_beginning_that_cannot_be_meant_is_refused(changes: dict[str, Any]) -> None:
-    post = LocalPost()
+    post = LocalTransport()
     with serving(post, ASYNC) as found:
         hand, other = Hand(post, ASYNC, 0), Hand(post, ASYNC, 1)
         hand.init(**changes)
@@ -131,7 +131,7 @@ ELASTIC = Course(parse_plan("data=2 consistency=elastic(1) topology=server"))
 
 @pytest.mark.parametrize("course", [ASYNC, ELASTIC], ids=["async", "elastic"])
 def test_a_worker_that_returns_gets_the_current_weights(course: Course) -> None:
-    post = LocalPost()
+    post = LocalTransport()
     with serving(post, course) as found:
         hand, other = Hand(post, course, 0), Hand(post, course, 1)
         hand.init()
@@ -153,7 +153,7 @@ def test_a_worker_that_returns_gets_the_current_weights(course: Course) -> None:
 
 def test_who_returns_when_the_others_have_ended_is_late() -> None:
     """It would be waited for in a sum that it knows nothing of, and itself wait in one that is over."""
-    post = LocalPost()
+    post = LocalTransport()
     with serving(post, ASYNC) as found:
         hand, other = Hand(post, ASYNC, 0), Hand(post, ASYNC, 1)
         hand.init()
@@ -172,9 +172,9 @@ def test_who_returns_when_the_others_have_ended_is_late() -> None:
 
 @pytest.mark.parametrize(("scheme", "num_lost"), [("stale(0)", 3), ("elastic(1)", 6)])
 def test_a_server_that_dies_is_restored_and_says_what_was_lost(scheme: str, num_lost: int, tmp_path: Path) -> None:
-    """The server is killed between two steps of both workers; its returned has the snapshot from the beginning."""
+    """The server is killed between two steps of both workers; the one in its place has the snapshot from the beginning."""
     course = replace(ASYNC, plan=parse_plan(f"data=2 consistency={scheme} topology=server"), run=tmp_path)
-    post, kept = LocalPost(), tmp_path / "shard"
+    post, kept = LocalTransport(), tmp_path / "shard"
     box = post.open(2)
     done: list[str] = []
 
@@ -211,7 +211,7 @@ def test_a_server_that_dies_is_restored_and_says_what_was_lost(scheme: str, num_
 
 
 @contextmanager
-def lost(post: LocalPost, course: Course, kept: Path) -> Iterator[None]:
+def lost(post: LocalTransport, course: Course, kept: Path) -> Iterator[None]:
     """A server that is gone when the block ends."""
     box = post.open(course.plan.num_ranks)
 
@@ -230,7 +230,7 @@ def lost(post: LocalPost, course: Course, kept: Path) -> Iterator[None]:
 
 def test_a_push_whose_first_part_died_with_a_server_is_answered(tmp_path: Path) -> None:
     """It was once refused as malformed, and its rank waited for ever."""
-    post = LocalPost()
+    post = LocalTransport()
     with lost(post, ASYNC, tmp_path / "shard"):
         hand, other = Hand(post, ASYNC, 0), Hand(post, ASYNC, 1)
         hand.init()
@@ -247,7 +247,7 @@ def test_a_push_whose_first_part_died_with_a_server_is_answered(tmp_path: Path) 
 
 def test_a_push_that_wants_no_weights_and_comes_twice_leaves_the_next_answer_whole() -> None:
     """The second was refused, and yet took the weights out of the next answer."""
-    post = LocalPost()
+    post = LocalTransport()
     with serving(post, ASYNC) as found:
         hand, other = Hand(post, ASYNC, 0), Hand(post, ASYNC, 1)
         hand.init()
@@ -265,7 +265,7 @@ def test_a_push_that_wants_no_weights_and_comes_twice_leaves_the_next_answer_who
 def test_one_worker_after_another_training_begins_anew() -> None:
     """Two seeds: the second begins with its own weights, and nothing of the first is left."""
     course = replace(ASYNC, plan=parse_plan("data=2 consistency=stale(0) topology=server"), num_steps=3)
-    post, found = LocalPost(), dict[tuple[int, int], Any]()
+    post, found = LocalTransport(), dict[tuple[int, int], Any]()
     settings = settings_of(course.plan, course.make_optimizer())
 
     def labour(rank: int) -> None:

@@ -15,8 +15,8 @@ from weft.distributed.consistency.server import ServedReplicas, serve, settings_
 from weft.distributed.consistency.server.clipping import NormExchange
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
-from weft.distributed.group.virtual import die, run_virtual
 from weft.distributed.mailbox import FaultyMailbox, VirtualMailbox
+from weft.distributed.virtual import die, run_virtual
 from weft.errors import PeerLostError
 from weft.graph import State
 from weft.specs import parse_plan

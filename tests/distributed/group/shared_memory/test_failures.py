@@ -16,8 +16,8 @@ import torch
 from weft.distributed.group.calls import AllReduce, Broadcast, Recv
 from weft.distributed.group.shared_memory import SharedMemoryGroup
 from weft.distributed.group.shared_memory.engine import Outcome, Reason
-from weft.distributed.group.shared_memory.fallback import PythonEngine
-from weft.distributed.group.shared_memory.request import Place, lower
+from weft.distributed.group.shared_memory.python_calls import Collectives
+from weft.distributed.group.shared_memory.request import make_request
 from weft.errors import PeerLostError, UsageError
 
 Run = Callable[..., list[Any]]
@@ -99,14 +99,14 @@ def test_a_job_that_was_frozen_goes_on(run_ranks: Run, compiled: bool) -> None:
 def test_a_call_that_breaks_off_has_failed_for_all(run_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it was asked again it used to say that it had ended well."""
 
-    def break_off(*_: object) -> None:
+    def break_off(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     def program(group: SharedMemoryGroup) -> list[int]:
         if group.rank == 1:
             return [lost_peer(lambda: [group.barrier() for _ in range(3)])]
         work = group.start(AllReduce(torch.ones(3)))
-        monkeypatch.setattr(PythonEngine, "_put", break_off)
+        monkeypatch.setattr(Collectives, "_put", break_off)
         with pytest.raises(KeyboardInterrupt):
             work.wait()
         return [lost_peer(work.wait), lost_peer(group.barrier)]
@@ -231,10 +231,10 @@ def test_other_threads_may_wait_while_the_group_is_closed(run_ranks: Run, tmp_pa
 def test_an_engine_that_is_closed_ends_what_comes(tmp_path: Path, compiled: bool) -> None:
     """Another thread may have asked the group for its engine just before."""
     group = SharedMemoryGroup(tmp_path, 0, 1, compiled=compiled)
-    assert group._session is not None
-    engine = group._session.engine
+    assert group._attachment is not None
+    engine = group._attachment.engine
     group.close()
-    request, closed = lower(Recv(torch.empty(1), peer=0), Place(0, 1)), Outcome(Reason.CLOSED, 0)
+    request, closed = make_request(Recv(torch.empty(1), peer=0), 0, 1), Outcome(Reason.CLOSED, 0)
     handle = engine.start(request)
     assert engine.is_done(handle) and engine.wait(handle) == engine.run(request) == closed
     engine.forget(handle)

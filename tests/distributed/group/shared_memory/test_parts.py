@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.distributed.group import calls
-from weft.distributed.group.shared_memory import SharedMemoryGroup, fallback
+from weft.distributed.group.shared_memory import SharedMemoryGroup, python_engine
 from weft.distributed.group.shared_memory.arena import Arena, FreeList
 from weft.distributed.group.shared_memory.rendezvous import Invitation, read_start_time
-from weft.distributed.group.shared_memory.request import Place, lower
+from weft.distributed.group.shared_memory.request import make_request
 from weft.errors import UsageError
 
 
@@ -74,22 +74,20 @@ def test_the_garbage_collector_may_drop_a_tensor_inside_empty(monkeypatch: pytes
         (calls.AllReduce(torch.ones(2, dtype=torch.int64), "mean"), "no mean"),
         (calls.AllReduce(torch.ones(2, dtype=torch.complex64)), "cannot be reduced"),
         (calls.AllReduce(torch.ones(2, device="meta")), "dense tensors of the CPU"),
-        (calls.AllGather(torch.ones(3), torch.ones(2)), "do not fit"),
-        (calls.AllGather(torch.ones(4), torch.ones(2, dtype=torch.int32)), "do not fit"),
-        (calls.ReduceScatter(torch.ones(2), torch.ones(5)), "do not fit"),
-        (calls.AllToAll(torch.ones(3), torch.ones(3)), "no equal parts"),
-        (calls.Broadcast(torch.ones(2), root=2), "no such rank"),
-        (calls.Send(torch.ones(2), peer=-1), "no such rank"),
-        (calls.Gather(torch.ones(2)), "needs an output"),
-        (calls.Scatter(torch.ones(2)), "needs a tensor"),
-        (calls.NeighbourAllGather(torch.ones(2), torch.ones(2), ((1,),)), "graph does not fit"),
+        (calls.AllGather(torch.ones(3), torch.ones(2)), "2 parts"),
+        (calls.AllGather(torch.ones(4), torch.ones(2, dtype=torch.int32)), "2 parts"),
+        (calls.ReduceScatter(torch.ones(2), torch.ones(5)), "2 parts"),
+        (calls.AllToAll(torch.ones(3), torch.ones(3)), "does not divide"),
+        (calls.Broadcast(torch.ones(2), root=2), "root is not in the group"),
+        (calls.Send(torch.ones(2), peer=-1), "peer is not in the group"),
+        (calls.NeighbourAllReduce(torch.ones(2), ((1,),), ((1.0, 1.0),)), "graph does not fit"),
         (calls.NeighbourAllReduce(torch.ones(2), ((1,), ()), ((1.0,), (1.0,))), "weights do not fit"),
         (calls.NeighbourAllReduce(torch.ones(2, dtype=torch.int32), ((), ()), ((1.0,), (1.0,))), "floating-point"),
     ],
 )
 def test_what_cannot_be_carried_is_refused_before_it_starts(call: calls.Call, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        lower(call, Place(0, 2))
+        make_request(call, 0, 2)
 
 
 def test_an_invitation_is_for_one_life_of_a_process() -> None:
@@ -142,7 +140,7 @@ def test_an_engine_that_cannot_be_made_leaves_no_descriptor(tmp_path: Path, monk
     def refuse(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(fallback, "PythonEngine", refuse)
+    monkeypatch.setattr(python_engine, "PythonEngine", refuse)
     before = os.listdir("/proc/self/fd")
     with pytest.raises(MemoryError):
         SharedMemoryGroup(tmp_path, 0, 1, compiled=False)

@@ -11,11 +11,8 @@ def main(folder: str, kind: MailboxKind) -> None:
     mailbox = open_mailbox(kind, folder, 1)
     mailbox.await_peers({0})
     gradient = torch.ones(500_000)
-    window = mailbox.window(0, "weights") if kind == "shared_memory" else None
     while True:
         mailbox.send(0, "push", {}, [gradient])
-        if window is not None:
-            window.accumulate(gradient)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The roll of peers: whole entries, each number once."""
+"""The directory of peers: whole entries, each number once."""
 
 import threading
 from collections.abc import Callable
@@ -15,7 +15,7 @@ MakeDirectory = Callable[[], AbstractDirectory]
 
 @pytest.fixture(params=["folder", "store"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> MakeDirectory:
-    """Another view of the same roll at each call, as other processes have."""
+    """Another view of the same directory at each call, as other processes have."""
     if request.param == "folder":
         return lambda: FolderDirectory(tmp_path)
     c10d: Any = torch.distributed  # its type stubs lack the stores
@@ -43,22 +43,15 @@ def test_many_who_join_at_once_get_different_numbers(make: MakeDirectory) -> Non
 
 def test_who_leaves_is_marked_and_its_number_is_not_given_again(make: MakeDirectory) -> None:
     directory = make()
-    assert directory.join(Member(3, "h:1", memory="1 2 3")) == 0
+    assert directory.join(Member(3, "h:1", shared_memory="1 2 3")) == 0
     directory.leave(0)
-    assert make().read(0) == Member(3, "h:1", memory="1 2 3", has_left=True)
+    assert make().read(0) == Member(3, "h:1", shared_memory="1 2 3", has_left=True)
     assert directory.join(Member(3, "h:2")) == 1
 
 
-def test_what_is_not_there_is_none(make: MakeDirectory) -> None:
+def test_a_missing_entry_is_none(make: MakeDirectory) -> None:
     assert make().read(5) is None
-    assert make().read_note("window") is None
     make().leave(5)
-
-
-def test_notes_are_read_by_all(make: MakeDirectory) -> None:
-    make().put_note("window", "first")
-    make().put_note("window", "second")
-    assert make().read_note("window") == "second"
 
 
 def test_a_folder_is_left_without_scratch_files(tmp_path: Path) -> None:

@@ -8,16 +8,15 @@ from typing import NoReturn
 
 import pytest
 
+from tests.distributed.mailbox.sockets.by_hand import SECRET, connect, make_receiver, shake_hands
 from weft.distributed.mailbox import AbstractMailbox
-from weft.distributed.mailbox.reception import Reception
-from weft.distributed.mailbox.sockets import FolderDirectory, Member, open_sockets
-from weft.distributed.mailbox.sockets import switchboard as switchboard_module
-from weft.distributed.mailbox.sockets.calling import call, connect, endpoint_of, listen_on
+from weft.distributed.mailbox.sockets import FolderDirectory, Member, open_mailbox
+from weft.distributed.mailbox.sockets import joining as joining_module
+from weft.distributed.mailbox.sockets.connections import ConnectionSettings
+from weft.distributed.mailbox.sockets.endpoints import endpoint_of, listen_tcp
 from weft.distributed.mailbox.sockets.handshake import Hello
-from weft.distributed.mailbox.sockets.switchboard import Settings, Switchboard
+from weft.distributed.mailbox.sockets.transport import SocketTransport
 from weft.errors import StorageError
-
-SECRET = bytes(range(32))
 
 
 def open_aside(open: Callable[[], AbstractMailbox]) -> tuple[threading.Thread, list[AbstractMailbox]]:
@@ -30,13 +29,13 @@ def open_aside(open: Callable[[], AbstractMailbox]) -> tuple[threading.Thread, l
 
 def test_who_calls_takes_calls_meanwhile(tmp_path: Path) -> None:
     """Once, whoever came next waited until all who had come before had answered, and took this one for gone."""
-    directory, silent = FolderDirectory(tmp_path), listen_on("127.0.0.1")
+    directory, silent = FolderDirectory(tmp_path), listen_tcp("127.0.0.1")
     directory.join(Member(0, endpoint_of(silent)))
-    thread, opened = open_aside(lambda: open_sockets("tcp", directory, 1, secret=SECRET))
-    while (member := directory.read(1)) is None:
+    thread, opened = open_aside(lambda: open_mailbox("tcp", directory, 1, secret=SECRET))
+    while directory.read(1) is None:
         os.sched_yield()
-    with connect(member.endpoint, 5.0) as connection:
-        session = call(connection, Hello(2, 2, 1, 1, signs_bodies=False), SECRET)
+    with connect(directory, 1) as connection:
+        session = shake_hands(connection, Hello(2, 2, 1, 1, signs_bodies=False))
         silent.close()  # now it has gone
         thread.join()
     (mailbox,) = opened
@@ -46,10 +45,10 @@ def test_who_calls_takes_calls_meanwhile(tmp_path: Path) -> None:
 
 def test_one_that_has_too_many_callers_is_called_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = FolderDirectory(tmp_path)
-    server = open_sockets("tcp", directory, 0, secret=SECRET)
+    server = open_mailbox("tcp", directory, 0, secret=SECRET)
     with monkeypatch.context() as patch:
-        patch.setattr(switchboard_module, "MAX_STRANGERS", 0)
-        thread, opened = open_aside(lambda: open_sockets("tcp", directory, 1, secret=SECRET))
+        patch.setattr(joining_module, "MAX_HANDSHAKES", 0)
+        thread, opened = open_aside(lambda: open_mailbox("tcp", directory, 1, secret=SECRET))
         while "crowded" not in server.refusals():
             os.sched_yield()
     thread.join()
@@ -60,11 +59,12 @@ def test_one_that_has_too_many_callers_is_called_again(tmp_path: Path, monkeypat
 
 
 def test_one_that_sleeps_is_joined_when_it_wakes(tmp_path: Path) -> None:
-    directory, listener = FolderDirectory(tmp_path), listen_on("127.0.0.1")
+    directory, listener = FolderDirectory(tmp_path), listen_tcp("127.0.0.1")
     directory.join(Member(0, endpoint_of(listener)))
-    mailbox = open_sockets("tcp", directory, 1, secret=SECRET, timeout=0.2)
+    mailbox = open_mailbox("tcp", directory, 1, secret=SECRET, timeout=0.2)
     assert mailbox.peers() == {}
-    sleeper = Switchboard(listener, Reception(0, 0), Settings(SECRET, 30.0, 10_000, signs_bodies=False), None)
+    settings = ConnectionSettings(SECRET, 30.0, 10_000, signs_bodies=False)
+    sleeper = SocketTransport(listener, make_receiver(0, 0), settings, None)
     sleeper.start()
     mailbox.await_peers({0}, mailbox.clock.now() + 20)
     mailbox.close()
@@ -72,13 +72,10 @@ def test_one_that_sleeps_is_joined_when_it_wakes(tmp_path: Path) -> None:
 
 
 def test_closing_ends_the_calls(tmp_path: Path) -> None:
-    directory, silent = FolderDirectory(tmp_path), listen_on("127.0.0.1")
+    directory, silent = FolderDirectory(tmp_path), listen_tcp("127.0.0.1")
     directory.join(Member(0, endpoint_of(silent)))
-    open_sockets("tcp", directory, 1, secret=SECRET, timeout=0.05).close()
-    calls = [thread for thread in threading.enumerate() if thread.name == "weft-mailbox-1-calls"]
-    for thread in calls:
-        thread.join(30)
-    assert not any(thread.is_alive() for thread in calls)
+    open_mailbox("tcp", directory, 1, secret=SECRET, timeout=0.05).close()
+    assert not any(thread.name.startswith("weft-mailbox-1") for thread in threading.enumerate())
     silent.close()
 
 
@@ -87,12 +84,12 @@ def count_memories() -> int:
     return sum("weft-mailbox" in os.readlink(link) for link in links if os.path.lexists(link))
 
 
-def test_one_that_cannot_enter_the_roll_keeps_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mailbox_that_cannot_join_keeps_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(directory: FolderDirectory, member: Member) -> NoReturn:
         raise StorageError("disk is full")
 
     monkeypatch.setattr(FolderDirectory, "join", fail)
     before = count_memories()
     with pytest.raises(StorageError):
-        open_sockets("shared_memory", FolderDirectory(tmp_path), 1, secret=SECRET)
+        open_mailbox("shared_memory", FolderDirectory(tmp_path), 1, secret=SECRET)
     assert count_memories() <= before

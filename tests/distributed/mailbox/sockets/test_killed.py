@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, MailboxKind, open_mailbox
-from weft.distributed.secret import make_secret, write_secret
+from weft.distributed.mailbox.secret import make_secret, write_secret
 from weft.errors import PeerLostError
 
 pytestmark = pytest.mark.slow
@@ -20,16 +20,12 @@ def test_a_peer_killed_while_it_sends_is_named_and_may_return(kind: MailboxKind,
     write_secret(tmp_path, make_secret())
     server, bystander = open_mailbox(kind, tmp_path, 0), open_mailbox(kind, tmp_path, 2)
     server.follow_peers()
-    weights = server.expose("weights", torch.zeros(500_000)) if kind == "shared_memory" else None
     try:
         incarnations = []
-        for _ in range(2 if kind == "tcp" else 1):
+        for _ in range(2):
             incarnations.append(serve_one_who_is_killed(server, kind, tmp_path))
             bystander.send(0, "still here")
             assert server.receive("still here", 2).source == 2
-            if weights is not None:  # no lock was left behind
-                server.window(0, "weights").accumulate(torch.ones(500_000))
-                assert float(weights.min()) >= 1
         assert sorted(set(incarnations)) == incarnations
     finally:
         bystander.close()

@@ -12,12 +12,15 @@ import torch
 
 from tests.distributed.mailbox import contract
 from tests.distributed.mailbox.peers import run_sockets
+from tests.distributed.mailbox.sockets.by_hand import SECRET, connect, make_receiver, shake_hands
 from weft.distributed.mailbox import LEFT, AbstractMailbox
-from weft.distributed.mailbox.reception import Reception
-from weft.distributed.mailbox.sockets import FolderDirectory, Member, open_sockets, opening
-from weft.distributed.mailbox.sockets import link as link_module
-from weft.distributed.mailbox.sockets import switchboard as switchboard_module
-from weft.distributed.mailbox.sockets.calling import call, connect, find_host, listen_on
+from weft.distributed.mailbox.sockets import FolderDirectory, Member, open_mailbox
+from weft.distributed.mailbox.sockets import connections as connections_module
+from weft.distributed.mailbox.sockets import frames as frames_module
+from weft.distributed.mailbox.sockets import joining as joining_module
+from weft.distributed.mailbox.sockets import mailbox as mailbox_module
+from weft.distributed.mailbox.sockets.connection import Connection
+from weft.distributed.mailbox.sockets.endpoints import find_host, listen_tcp
 from weft.distributed.mailbox.sockets.frames import (
     BODY_MAC_BYTES,
     HEAD_BYTES,
@@ -32,13 +35,12 @@ from weft.distributed.mailbox.sockets.handshake import (
     HELLO_BYTES,
     PROOF_BYTES,
     Hello,
-    make_mark,
+    Session,
+    make_fingerprint,
     make_proof,
 )
-from weft.distributed.mailbox.sockets.link import Link, Session
 from weft.errors import DeadlineError, PeerLostError, UsageError
 
-SECRET = bytes(range(32))
 META = pack_meta("push", b'{"step":1}', [torch.ones(2)])
 BODY = bytes(8)
 
@@ -50,20 +52,18 @@ class Scene:
         self.directory = FolderDirectory(folder)
         self.connections: list[socket.socket] = []
         known = range(4)
-        self.server = open_sockets("tcp", self.directory, 0, secret=SECRET, known=known, max_bytes=10_000)
+        self.server = open_mailbox("tcp", self.directory, 0, secret=SECRET, known=known, max_bytes=10_000)
         self.server.follow_peers()
 
     def connect(self) -> socket.socket:
-        member = self.directory.read(0)
-        assert member is not None
-        connection = connect(member.endpoint, 5.0)
+        connection = connect(self.directory)
         self.connections.append(connection)
         return connection
 
     def enter(self, address: int = 1, incarnation: int = 5) -> tuple[socket.socket, Session]:
         """A peer with the right secret that speaks by hand."""
         connection = self.connect()
-        session = call(connection, Hello(address, incarnation, 0, 0, signs_bodies=False), SECRET)
+        session = shake_hands(connection, Hello(address, incarnation, 0, 0, signs_bodies=False))
         assert session is not None
         return connection, session
 
@@ -90,14 +90,14 @@ def is_hung_up(connection: socket.socket) -> bool:
 
 
 def check_still_serving(scene: Scene) -> None:
-    peer = open_sockets("tcp", scene.directory, 3, secret=SECRET)
+    peer = open_mailbox("tcp", scene.directory, 3, secret=SECRET)
     peer.send(0, "push", {"step": 2})
     peer.close()
     assert scene.server.receive("push", 3, deadline=scene.server.clock.now() + 10).header == {"step": 2}
 
 
 def message(session: Session, sequence: int = 0, meta: bytes = META, body_bytes: int = 8) -> bytes:
-    return pack_head(session.keys.send, Kind.MESSAGE, sequence, meta, body_bytes) + meta + BODY
+    return pack_head(session.send_key, Kind.MESSAGE, sequence, meta, body_bytes) + meta + BODY
 
 
 HELLO = Hello(1, 5, 0, 0, signs_bodies=False)
@@ -134,7 +134,7 @@ def test_one_who_hangs_up_during_the_handshake_is_counted(scene: Scene) -> None:
 
 def test_a_peer_with_another_secret_is_refused_and_told(scene: Scene) -> None:
     with pytest.raises(UsageError, match=r"does not know the secret of this run \(peer: 0\)"):
-        open_sockets("tcp", scene.directory, 1, secret=bytes(32))
+        open_mailbox("tcp", scene.directory, 1, secret=bytes(32))
     check_still_serving(scene)
     assert scene.server.refusals() == {"unauthenticated": 1}
 
@@ -163,7 +163,7 @@ def test_a_recorded_session_cannot_be_played_again(scene: Scene) -> None:
     ],
 )
 def test_a_peer_that_is_not_one_of_the_run_is_refused(scene: Scene, hello: Hello, reason: str) -> None:
-    assert call(scene.connect(), hello, SECRET) is None
+    assert shake_hands(scene.connect(), hello) is None
     assert scene.server.refusals() == {reason: 1}
     check_still_serving(scene)
 
@@ -171,14 +171,14 @@ def test_a_peer_that_is_not_one_of_the_run_is_refused(scene: Scene, hello: Hello
 @pytest.mark.parametrize("incarnation", [4, 5])
 def test_an_earlier_life_is_too_late(scene: Scene, incarnation: int) -> None:
     connection, _ = scene.enter(1, incarnation=5)
-    assert call(scene.connect(), Hello(1, incarnation, 0, 0, signs_bodies=False), SECRET) is None
+    assert shake_hands(scene.connect(), Hello(1, incarnation, 0, 0, signs_bodies=False)) is None
     assert scene.server.refusals() == {"late": 1}
     assert scene.server.peers() == {1: 5}
     connection.close()
 
 
 def test_a_later_life_takes_over_from_one_that_hangs_on(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switchboard_module, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(connections_module, "LINGER_SECONDS", 0.05)
     scene.enter(1, incarnation=5)
     scene.enter(1, incarnation=6)
     assert scene.server.peers() == {1: 6}
@@ -201,7 +201,7 @@ SPOILT: dict[str, Spoil] = {
     "disordered": lambda session: message(session, 1),
     "version": lambda session: flip(message(session), 4),
     "oversized": lambda session: message(session, body_bytes=10_001),
-    "oversized meta": lambda session: pack_head(session.keys.send, Kind.MESSAGE, 0, bytes(400_000), 0),
+    "oversized meta": lambda session: pack_head(session.send_key, Kind.MESSAGE, 0, bytes(400_000), 0),
     "forged meta": lambda session: flip(message(session), HEAD_BYTES + 3),
     "forged head": lambda session: flip(message(session), HEAD_BYTES - 1),
     "malformed magic": lambda session: flip(message(session), 0),
@@ -216,12 +216,12 @@ SPOILT: dict[str, Spoil] = {
     "malformed nan": with_meta(b'[["push",[["float32",2]],[]],{"a":NaN}]'),
     "malformed tag": with_meta(b'[[7,[["float32",2]],[]],{}]'),
     "malformed note": with_meta(b'[["weft.left",[["float32",2]],[]],{"reason":"x"}]'),
-    "malformed loan": with_meta(b'[["push",[["float32",2]],[1,2]],{}]', 0),
-    "malformed place": with_meta(b'[["push",[["float32",2]],[1,"x"]],{}]', 0),
+    "malformed block": with_meta(b'[["push",[["float32",2]],[1,2]],{}]', 0),
+    "malformed offset": with_meta(b'[["push",[["float32",2]],[1,"x"]],{}]', 0),
     "malformed list": with_meta(b'[["push",[["float32",2]],[1]],{}]', 0),
     "malformed depth": with_meta(b"[" * 50_000, 0),
     "malformed text": with_meta(b"\xff\xfe", 0),
-    "malformed release": lambda session: pack_head(session.keys.send, Kind.RELEASE, 0, b"7", 0) + b"7",
+    "malformed release": lambda session: pack_head(session.send_key, Kind.RELEASE, 0, b"7", 0) + b"7",
 }
 
 
@@ -269,26 +269,24 @@ def test_a_connection_that_ends_between_frames_is_no_fault(scene: Scene) -> None
 
 def test_a_silent_peer_is_named(tmp_path: Path) -> None:
     directory = FolderDirectory(tmp_path)
-    server = open_sockets("tcp", directory, 0, secret=SECRET, timeout=0.2)
+    server = open_mailbox("tcp", directory, 0, secret=SECRET, timeout=0.2)
     server.follow_peers()
-    member = directory.read(0)
-    assert member is not None
-    with connect(member.endpoint, 5.0) as connection:
-        assert call(connection, Hello(1, 5, 0, 0, signs_bodies=False), SECRET) is not None
+    with connect(directory) as connection:
+        assert shake_hands(connection, Hello(1, 5, 0, 0, signs_bodies=False)) is not None
         note = server.receive(LEFT, deadline=server.clock.now() + 10)
     assert (note.source, note.header["reason"]) == (1, "silent for 0.2 s")
     server.close()
 
 
 def test_strangers_who_say_nothing_do_not_pile_up(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switchboard_module, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(joining_module, "MAX_HANDSHAKES", 2)
     crowd = [scene.connect() for _ in range(3)]
     assert is_hung_up(crowd[2])
     assert scene.server.refusals() == {"crowded": 1}
 
 
 def test_strangers_who_say_nothing_are_sent_away_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switchboard_module, "HANDSHAKE_SECONDS", 0.01)
+    monkeypatch.setattr(joining_module, "HANDSHAKE_SECONDS", 0.01)
     scene = Scene(tmp_path)
     assert is_hung_up(scene.connect())
     assert scene.server.refusals() == {"unauthenticated": 1}
@@ -297,20 +295,20 @@ def test_strangers_who_say_nothing_are_sent_away_in_time(tmp_path: Path, monkeyp
 
 def test_a_peer_with_an_address_of_nobody_is_told_so(scene: Scene) -> None:
     with pytest.raises(UsageError, match="address is not one of the run's"):
-        open_sockets("tcp", scene.directory, -1, secret=SECRET)
+        open_mailbox("tcp", scene.directory, -1, secret=SECRET)
     with pytest.raises(UsageError, match="address is not one of the run's"):
-        open_sockets("tcp", scene.directory, 4, secret=SECRET, known=range(4))
+        open_mailbox("tcp", scene.directory, 4, secret=SECRET, known=range(4))
 
 
 def signed(session: Session, body: bytes) -> bytes:
-    head = pack_head(session.keys.send, Kind.MESSAGE, 0, META, len(body))
-    return head + META + body + sign_body(session.keys.send, head, digest_body([memoryview(BODY)]))
+    head = pack_head(session.send_key, Kind.MESSAGE, 0, META, len(body))
+    return head + META + body + sign_body(session.send_key, head, digest_body([memoryview(BODY)]))
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_bodies_are_signed_where_one_side_wishes(scene: Scene, is_damaged: bool) -> None:
     connection = scene.connect()
-    session = call(connection, Hello(1, 5, 0, 0, signs_bodies=True), SECRET)
+    session = shake_hands(connection, Hello(1, 5, 0, 0, signs_bodies=True))
     assert session is not None
     ready = scene.server.start_receive("push", 1, into=[torch.ones(2)])
     connection.sendall(signed(session, flip(BODY, 3) if is_damaged else BODY))
@@ -326,10 +324,11 @@ def test_bodies_are_signed_where_one_side_wishes(scene: Scene, is_damaged: bool)
 def genuine_frames(session: Session, *numbers: float) -> list[bytes]:
     """What a peer writes to say these numbers, one in each message."""
     near, far = socket.socketpair()
-    link = Link(near, session, Reception(1, 5), max_bytes=10_000, bodies=None, wake=lambda: None)
+    receiver = make_receiver(1, 5)
+    connection = Connection(near, session, receiver, max_bytes=10_000, bodies=None, on_blocked=lambda _: None)
     frames = []
     for number in numbers:
-        link.send_message("push", b"{}", (torch.tensor([number]),))
+        connection.send_message("push", b"{}", (torch.tensor([number]),))
         frames.append(far.recv(4096))
     near.close()
     far.close()
@@ -340,7 +339,7 @@ def genuine_frames(session: Session, *numbers: float) -> list[bytes]:
 def test_a_signed_body_belongs_to_its_frame(scene: Scene, is_spliced: bool) -> None:
     """Once, an older body with its own MAC was taken under a later head of the same size."""
     connection = scene.connect()
-    session = call(connection, Hello(1, 5, 0, 0, signs_bodies=True), SECRET)
+    session = shake_hands(connection, Hello(1, 5, 0, 0, signs_bodies=True))
     assert session is not None
     first, second = genuine_frames(session, 1.0, 2.0)
     end = 4 + BODY_MAC_BYTES
@@ -355,9 +354,9 @@ def test_a_signed_body_belongs_to_its_frame(scene: Scene, is_spliced: bool) -> N
 
 
 def test_beyond_loopback_every_body_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "is_loopback", lambda host: False)
+    monkeypatch.setattr(mailbox_module, "is_loopback", lambda host: False)
     scene = Scene(tmp_path)
-    assert call(scene.connect(), Hello(1, 5, 0, 0, signs_bodies=False), SECRET) is None
+    assert shake_hands(scene.connect(), Hello(1, 5, 0, 0, signs_bodies=False)) is None
     assert scene.server.refusals() == {"unsigned": 1}
     check_still_serving(scene)
     contract.check_kind(contract.payloads, run_sockets, 2)
@@ -370,7 +369,7 @@ def test_a_receive_that_is_cancelled_half_way_gives_its_tensors_back(scene: Scen
     ready = torch.zeros(2000)
     meta, body = pack_meta("push", b"{}", [ready]), torch.ones(2000).numpy().tobytes()
     asked = scene.server.start_receive("push", 1, into=[ready])
-    connection.sendall(pack_head(session.keys.send, Kind.MESSAGE, 0, meta, len(body)) + meta + body[:4000])
+    connection.sendall(pack_head(session.send_key, Kind.MESSAGE, 0, meta, len(body)) + meta + body[:4000])
     while float(ready[999]) != 1.0:
         os.sched_yield()
     with pytest.raises(DeadlineError, match="waited for: 1"):
@@ -388,7 +387,7 @@ def test_a_signed_body_is_judged_before_its_tensors_are_given_back(
 ) -> None:
     """Once, what the caller wrote after it had cancelled was taken for a forgery, and the peer was dropped."""
     connection = scene.connect()
-    session = call(connection, Hello(1, 5, 0, 0, signs_bodies=True), SECRET)
+    session = shake_hands(connection, Hello(1, 5, 0, 0, signs_bodies=True))
     assert session is not None
     ready = torch.zeros(2)
     asked = scene.server.start_receive("push", 1, into=[ready])
@@ -404,7 +403,7 @@ def test_a_signed_body_is_judged_before_its_tensors_are_given_back(
         taker.join(0.1)  # as long as it takes to do harm; it waits for this to end
         return digest_body(rows)
 
-    monkeypatch.setattr(link_module, "digest_body", slow_digest)
+    monkeypatch.setattr(frames_module, "digest_body", slow_digest)
     connection.sendall(signed(session, BODY))
     assert scene.server.receive("push", 1, deadline=scene.server.clock.now() + 10).tensors[0].tolist() == [0.0, 0.0]
     taker.join()
@@ -415,30 +414,30 @@ def test_a_port_that_somebody_else_has_by_now_is_no_peer(scene: Scene, tmp_path:
     """Once, a mailbox could not open where another run had the port of a peer that was killed."""
     other, here = scene.directory.read(0), FolderDirectory(tmp_path / "here")
     assert other is not None
-    here.join(Member(0, other.endpoint, mark=make_mark(bytes(32))))
-    mailbox = open_sockets("tcp", here, 1, secret=bytes(32))
+    here.join(Member(0, other.endpoint, fingerprint=make_fingerprint(bytes(32))))
+    mailbox = open_mailbox("tcp", here, 1, secret=bytes(32))
     assert (mailbox.peers(), mailbox.refusals()) == ({}, {"unauthenticated": 1})
     mailbox.close()
 
 
 def test_only_one_interface_is_listened_on() -> None:
     with pytest.raises(UsageError, match="all interfaces"):
-        listen_on("0.0.0.0")
+        listen_tcp("0.0.0.0")
     with pytest.raises(UsageError, match="interface has no address"):
         find_host("weft9")
-    listener = listen_on(find_host("lo"))
+    listener = listen_tcp(find_host("lo"))
     assert listener.getsockname()[0] == "127.0.0.1"
     listener.close()
 
 
 def test_entries_of_peers_that_are_gone_are_passed_over(tmp_path: Path) -> None:
     directory = FolderDirectory(tmp_path)
-    listener = listen_on("127.0.0.1")
+    listener = listen_tcp("127.0.0.1")
     closed = f"127.0.0.1:{listener.getsockname()[1]}"
     listener.close()
     directory.join(Member(0, closed))
     directory.join(Member(2, closed, has_left=True))
-    mailbox: AbstractMailbox = open_sockets("tcp", directory, 1, secret=SECRET)
+    mailbox: AbstractMailbox = open_mailbox("tcp", directory, 1, secret=SECRET)
     assert (mailbox.peers(), mailbox.incarnation) == ({}, 2)
     mailbox.close()
     member = directory.read(2)

@@ -19,7 +19,7 @@ from torch import Tensor
 from weft.distributed.consistency.pairs.events import NOBODY, Mix, ReplayPlan, Step
 from weft.distributed.consistency.pairs.protocol import RunMailbox, Tag, responder_address
 from weft.distributed.consistency.parcel import FlatTensors
-from weft.distributed.group.calls import Graph
+from weft.distributed.group.calls import NeighbourGraph
 from weft.distributed.group.dense import combine_neighbours
 from weft.errors import PeerLostError
 from weft.planning.gossip_graphs import Split
@@ -107,7 +107,9 @@ class NeighbourAveraging(AbstractAveraging):
     column need not.
     """
 
-    def __init__(self, mailbox: RunMailbox, weights: FlatTensors, replay: ReplayPlan | None, *, graph: Graph) -> None:
+    def __init__(
+        self, mailbox: RunMailbox, weights: FlatTensors, replay: ReplayPlan | None, *, graph: NeighbourGraph
+    ) -> None:
         super().__init__(mailbox, weights, replay)
         self._hears = graph[mailbox.rank]
         self._is_heard_by = [rank for rank, heard in enumerate(graph) if mailbox.rank in heard]

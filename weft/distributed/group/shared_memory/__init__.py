@@ -2,7 +2,12 @@
 
 from weft.distributed.group.shared_memory.engine import Timing
 from weft.distributed.group.shared_memory.group import SharedMemoryGroup
-from weft.distributed.group.shared_memory.rendezvous import AbstractRendezvous, FolderRendezvous, Invitation
+from weft.distributed.group.shared_memory.rendezvous import (
+    AbstractRendezvous,
+    FolderRendezvous,
+    Invitation,
+    StoreRendezvous,
+)
 from weft.distributed.group.shared_memory.work import SharedMemoryWork
 
 __all__ = [
@@ -11,5 +16,6 @@ __all__ = [
     "Invitation",
     "SharedMemoryGroup",
     "SharedMemoryWork",
+    "StoreRendezvous",
     "Timing",
 ]

@@ -16,8 +16,8 @@
 namespace weft {
 
 enum class Kind : int32_t {
-    send, recv, all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, reduce, gather, scatter,
-    neighbour_all_gather, neighbour_all_reduce, barrier
+    send, recv, all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, reduce,
+    neighbour_all_reduce, barrier
 };
 enum class Reason : int32_t { none, died, silent, left, mismatch, closed };
 
@@ -142,10 +142,10 @@ class Collectives {
 
     int first_not_posted(const Call& call) const {
         const uint64_t enough = call.first + call.taken + 1;
-        if (call.kind == Kind::broadcast || call.kind == Kind::scatter)
+        if (call.kind == Kind::broadcast)
             return rank_ == call.root || has_posted(call.root, enough) ? kAwake : call.root;
-        if ((call.kind == Kind::reduce || call.kind == Kind::gather) && rank_ != call.root) return kAwake;
-        if (call.kind == Kind::neighbour_all_gather || call.kind == Kind::neighbour_all_reduce) {
+        if (call.kind == Kind::reduce && rank_ != call.root) return kAwake;
+        if (call.kind == Kind::neighbour_all_reduce) {
             for (int32_t peer : call.neighbours)
                 if (peer != rank_ && !has_posted(peer, enough)) return peer;
             return kAwake;
@@ -197,12 +197,9 @@ class Collectives {
             return true;
         };
         switch (call.kind) {
-            case Kind::broadcast:
-            case Kind::scatter: return !differs(call.root);
-            case Kind::neighbour_all_gather:
+            case Kind::broadcast: return !differs(call.root);
             case Kind::neighbour_all_reduce: return std::none_of(call.neighbours.begin(), call.neighbours.end(), differs);
             case Kind::reduce:
-            case Kind::gather:
                 if (rank_ != call.root) return true;
                 [[fallthrough]];
             default:
@@ -214,17 +211,13 @@ class Collectives {
 
     bool produces(const Call& call) const {
         switch (call.kind) {
-            case Kind::broadcast:
-            case Kind::scatter: return rank_ == call.root;
-            case Kind::reduce:
-            case Kind::gather: return rank_ != call.root;
+            case Kind::broadcast: return rank_ == call.root;
+            case Kind::reduce: return rank_ != call.root;
             default: return true;
         }
     }
 
-    static bool is_parted(Kind kind) {
-        return kind == Kind::reduce_scatter || kind == Kind::all_to_all || kind == Kind::scatter;
-    }
+    static bool is_parted(Kind kind) { return kind == Kind::reduce_scatter || kind == Kind::all_to_all; }
 
     static int64_t fit(const Call& call, int parts) {
         return std::max<int64_t>(kStageBytes / parts / call.width / 64 * 64, 1);
@@ -354,20 +347,10 @@ class Collectives {
             case Kind::reduce_scatter:
                 return reduce_staged(call, own + rank_ * call.count * w, rank_ * call.chunk * w, out, part.count, at);
             case Kind::all_gather: return gather_staged(call, own, 0, part, at);
-            case Kind::gather:
-                if (rank_ == call.root) gather_staged(call, own, 0, part, at);
-                return;
             case Kind::all_to_all:
                 return gather_staged(call, own + rank_ * call.count * w, rank_ * call.chunk * w, part, at);
             case Kind::broadcast:
                 if (rank_ != call.root) copy(out, segment_.stage(call.root, at), bytes);
-                return;
-            case Kind::scatter:
-                return copy(out, rank_ == call.root ? own + rank_ * call.count * w
-                                                    : segment_.stage(call.root, at) + rank_ * call.chunk * w, bytes);
-            case Kind::neighbour_all_gather:
-                for (size_t i = 0; i < call.neighbours.size(); i++)
-                    copy(out + int64_t(i) * call.count * w, source(call.neighbours[i], own, 0, at), bytes);
                 return;
             case Kind::neighbour_all_reduce:
                 sources_.assign(1, own);

@@ -1,4 +1,4 @@
-"""What carries requests out: compiled, or Python where there is no compiler."""
+"""The engine carries requests out: compiled, or in Python where there is no compiler."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from weft.distributed.group.shared_memory.request import Request
 
-__all__ = ["AbstractEngine", "Outcome", "Reason", "Seat", "Timing"]
+__all__ = ["AbstractEngine", "EngineConfig", "Outcome", "Reason", "Timing"]
 
 
 class Reason(IntEnum):
@@ -42,8 +42,8 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """An engine's place among its peers.
+class EngineConfig:
+    """An engine's rank, its peers, and how it may wait.
 
     `pidfds` are descriptors of all ranks' processes, in rank order. Where each rank has a core, a waiting one may spin;
     where there are more cores, calls may run beside the computation.

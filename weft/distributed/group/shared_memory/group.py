@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from weft.distributed.group.calls import Call
-from weft.distributed.group.clock import AbstractClock, RealClock
+from weft.distributed.group.clock import RealClock
 from weft.distributed.group.group import AbstractGroup
-from weft.distributed.group.shared_memory.opening import Session, can_compile, open_session
+from weft.distributed.group.shared_memory.opening import Attachment, attach, can_compile
 from weft.distributed.group.shared_memory.rendezvous import AbstractRendezvous, FolderRendezvous
-from weft.distributed.group.shared_memory.request import Place, lower
-from weft.distributed.group.shared_memory.segment import MAX_RANKS, Membership
+from weft.distributed.group.shared_memory.request import make_request
+from weft.distributed.group.shared_memory.segment import MAX_RANKS, SegmentMember
 from weft.distributed.group.shared_memory.splitting import SplitRendezvous, find_members
 from weft.distributed.group.shared_memory.work import Owner, SharedMemoryWork, explain
 from weft.errors import UsageError
@@ -59,46 +59,29 @@ class SharedMemoryGroup(AbstractGroup):
         if isinstance(rendezvous, (str, Path)):
             rendezvous = FolderRendezvous(Path(rendezvous), generation)
         is_compiled = can_compile() if compiled is None else compiled
-        self._member = Membership(rank, size, generation, is_compiled)
-        self._place = Place(rank, size)
+        super().__init__(rank, size, clock=RealClock(), generation=generation)
+        self._member = SegmentMember(rank, size, generation, is_compiled)
         self._timeout = timeout
-        self._clock = RealClock()
-        self._session: Session | None = open_session(rendezvous, self._member, timeout)
+        self._attachment: Attachment | None = attach(rendezvous, self._member, timeout)
         self._owner = Owner(rank, timeout, {})
-        self._shut = weakref.finalize(self, self._session.close)  # also when the interpreter ends
-
-    @property
-    def rank(self) -> int:
-        return self._member.rank
-
-    @property
-    def size(self) -> int:
-        return self._member.size
-
-    @property
-    def generation(self) -> int:
-        return self._member.generation
-
-    @property
-    def clock(self) -> AbstractClock:
-        return self._clock
+        self._shut = weakref.finalize(self, self._attachment.close)  # also when the interpreter ends
 
     def start(self, call: Call) -> SharedMemoryWork:
-        session = self._session
-        if session is None:
+        attachment = self._attachment
+        if attachment is None:
             raise self._closed()
-        request = lower(call, self._place)
-        work = SharedMemoryWork(self._owner, session.engine, request)
+        request = make_request(call, self._rank, self._size)
+        work = SharedMemoryWork(self._owner, attachment.engine, request)
         if len(self._owner.still_open) > MAX_OPEN:
             self._let_go()
         return work
 
     def run(self, call: Call) -> None:
-        session = self._session
-        if session is None:
+        attachment = self._attachment
+        if attachment is None:
             raise self._closed()
-        request = lower(call, self._place)
-        outcome = session.engine.run(request)
+        request = make_request(call, self._rank, self._size)
+        outcome = attachment.engine.run(request)
         if outcome is not None:
             raise explain(outcome, self.rank, self._timeout)
         if request.back is not None and request.target is not None:
@@ -117,12 +100,12 @@ class SharedMemoryGroup(AbstractGroup):
         )
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        if self._session is None:
+        if self._attachment is None:
             raise self._closed()
-        return self._session.arena.empty(shape, dtype)
+        return self._attachment.arena.empty(shape, dtype)
 
     def close(self) -> None:
-        self._session = None
+        self._attachment = None
         self._shut()
         self._let_go()
 

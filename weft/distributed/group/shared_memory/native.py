@@ -8,7 +8,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, final
 
-from weft.distributed.group.shared_memory.engine import AbstractEngine, Outcome, Reason, Seat, Timing
+from weft.distributed.group.shared_memory.engine import AbstractEngine, EngineConfig, Outcome, Reason, Timing
 from weft.distributed.group.shared_memory.request import Request
 from weft.operators.compile import compile_library
 
@@ -62,7 +62,7 @@ def arena_offset(size: int, arena_bytes: int, rank: int) -> int:
 class NativeEngine(AbstractEngine):
     """One rank's engine over `memory`."""
 
-    def __init__(self, memory: mmap.mmap, seat: Seat) -> None:
+    def __init__(self, memory: mmap.mmap, config: EngineConfig) -> None:
         functions = load_library()
         self._start = functions["weft_start"]
         self._run = functions["weft_run"]
@@ -75,13 +75,13 @@ class NativeEngine(AbstractEngine):
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._engine: int = functions["weft_open"](
             base,
-            seat.size,
-            seat.arena_bytes,
-            seat.rank,
-            (ctypes.c_int * seat.size)(*seat.pidfds),
-            int(seat.timeout * 1e9),
-            seat.may_spin,
-            seat.may_overlap,
+            config.size,
+            config.arena_bytes,
+            config.rank,
+            (ctypes.c_int * config.size)(*config.pidfds),
+            int(config.timeout * 1e9),
+            config.may_spin,
+            config.may_overlap,
         )
         # Not by `close`: another thread may be on its way into the engine with its address.
         weakref.finalize(self, functions["weft_free"], self._engine).atexit = False

@@ -1,23 +1,23 @@
-"""From a membership to a running engine: the segment, the processes of the peers, the arena."""
+"""Joins a segment and starts an engine over it: the processes of the peers, the arena."""
 
 import os
 import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from weft.distributed.group.shared_memory import fallback, native
+from weft.distributed.group.shared_memory import native, python_engine
 from weft.distributed.group.shared_memory.arena import Arena
-from weft.distributed.group.shared_memory.engine import AbstractEngine, Seat
+from weft.distributed.group.shared_memory.engine import AbstractEngine, EngineConfig
 from weft.distributed.group.shared_memory.rendezvous import AbstractRendezvous, read_start_time
-from weft.distributed.group.shared_memory.segment import Membership, Segment, join_segment
+from weft.distributed.group.shared_memory.segment import Segment, SegmentMember, join_segment
 from weft.errors import CompilerError, PeerLostError
 
-__all__ = ["Session", "can_compile", "open_session"]
+__all__ = ["Attachment", "attach", "can_compile"]
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
-    """What an open group holds."""
+class Attachment:
+    """An engine over a segment that this rank has joined, and the tensors in it."""
 
     engine: AbstractEngine
     arena: Arena
@@ -39,19 +39,21 @@ def can_compile() -> bool:
     return True
 
 
-def open_session(rendezvous: AbstractRendezvous, member: Membership, timeout: float) -> Session:
-    layout = native if member.is_compiled else fallback
+def attach(rendezvous: AbstractRendezvous, member: SegmentMember, timeout: float) -> Attachment:
+    layout = native if member.is_compiled else python_engine
     arena_bytes = _arena_bytes()
     segment = join_segment(rendezvous, member, layout.segment_bytes(member.size, arena_bytes), timeout)
     offset = layout.arena_offset(member.size, arena_bytes, member.rank)
     spare = segment.num_cores - member.size
-    make_engine = native.NativeEngine if member.is_compiled else fallback.PythonEngine
+    make_engine = native.NativeEngine if member.is_compiled else python_engine.PythonEngine
     with ExitStack() as undo:
         pidfds = _open_pidfds(segment, undo)
-        seat = Seat(member.rank, member.size, arena_bytes, pidfds, timeout, may_spin=spare >= 0, may_overlap=spare > 0)
-        session = Session(make_engine(segment.memory, seat), Arena(segment.memory, offset, arena_bytes), pidfds)
+        config = EngineConfig(
+            member.rank, member.size, arena_bytes, pidfds, timeout, may_spin=spare >= 0, may_overlap=spare > 0
+        )
+        attachment = Attachment(make_engine(segment.memory, config), Arena(segment.memory, offset, arena_bytes), pidfds)
         undo.pop_all()
-    return session
+    return attachment
 
 
 def _arena_bytes() -> int:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import final
 
 from weft.atomic import write_text
+from weft.distributed.group.liveness import Store
 
-__all__ = ["AbstractRendezvous", "FolderRendezvous", "Invitation", "read_start_time"]
+__all__ = ["AbstractRendezvous", "FolderRendezvous", "Invitation", "StoreRendezvous", "read_start_time"]
 
 POLL_SECONDS = 0.001
 
@@ -81,6 +82,27 @@ class FolderRendezvous(AbstractRendezvous):
 
     def withdraw(self) -> None:
         self._path.unlink(missing_ok=True)
+
+
+@final
+class StoreRendezvous(AbstractRendezvous):
+    """Through a store of torch.distributed that is used for one group alone."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def publish(self, invitation: Invitation) -> None:
+        self._store.set("invitation", str(invitation))
+
+    def fetch(self, deadline: float) -> Invitation | None:
+        while not self._store.check(["invitation"]):
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(POLL_SECONDS)
+        return Invitation.parse(self._store.get("invitation").decode())
+
+    def withdraw(self) -> None:
+        """Nothing to do: one that names a process which is gone, or has closed its segment, invites nobody."""
 
 
 def read_start_time(pid: int) -> int | None:

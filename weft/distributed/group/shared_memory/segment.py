@@ -1,4 +1,4 @@
-"""The memory that the ranks of one group share, and the roll at its head in which each of them signs.
+"""The memory that the ranks of one group share, and the roll at its head in which each of them registers.
 
 | roll: magic, size, generation, compiled | rank 0: pid, start time | rank 1: ... | what the engine lays out |
 """
@@ -18,20 +18,20 @@ from weft.distributed.group.shared_memory.rendezvous import (
 )
 from weft.errors import PeerLostError, UsageError
 
-__all__ = ["MAX_RANKS", "ROLL_BYTES", "Entry", "Membership", "Segment", "join_segment"]
+__all__ = ["MAX_RANKS", "ROLL_BYTES", "Entry", "Segment", "SegmentMember", "join_segment"]
 
 ROLL_BYTES = 65536  # matches segment.h
 ENTRY_BYTES = 64
 MAX_RANKS = ROLL_BYTES // ENTRY_BYTES - 1
 MAGIC = b"weft-shm"
 _TITLE = struct.Struct("<8s2Q?")
-_SIGNATURE = struct.Struct("<2Q48s")
+_ENTRY = struct.Struct("<2Q48s")
 _MAX_CORES = 48 * 8  # more are not told apart
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
-    """Who joins what: the same on all ranks but for `rank`. The two engines lay memory out differently."""
+class SegmentMember:
+    """A rank that joins a segment: the same on all ranks but for `rank`. The two engines lay memory out differently."""
 
     rank: int
     size: int
@@ -56,15 +56,15 @@ class Segment:
 
 
 class Entry(NamedTuple):
-    """What a rank signs with; all zeros until then. `cores` has a bit for each core it may run on."""
+    """The registration of a rank; all zeros until then. `cores` has a bit for each core it may run on."""
 
     pid: int
     start_time: int
     cores: int
 
 
-def join_segment(rendezvous: AbstractRendezvous, member: Membership, num_bytes: int, timeout: float) -> Segment:
-    """Make the segment (rank 0) or open it, sign the roll, and return when all ranks have signed."""
+def join_segment(rendezvous: AbstractRendezvous, member: SegmentMember, num_bytes: int, timeout: float) -> Segment:
+    """Make the segment (rank 0) or open it, register, and return when all ranks have."""
     deadline = time.monotonic() + timeout
     if member.rank != 0:
         return _wait_for_all(_enter(rendezvous, member, num_bytes, deadline), member, deadline)
@@ -73,7 +73,7 @@ def join_segment(rendezvous: AbstractRendezvous, member: Membership, num_bytes: 
         os.truncate(descriptor, num_bytes)
         memory = _map(descriptor, num_bytes)
         _TITLE.pack_into(memory, 0, MAGIC, member.size, member.generation, member.is_compiled)
-        _sign(memory, 0)
+        _register(memory, 0)
         rendezvous.publish(Invitation(os.getpid(), _own_start_time(), descriptor))
         try:
             return _wait_for_all(memory, member, deadline)
@@ -83,7 +83,7 @@ def join_segment(rendezvous: AbstractRendezvous, member: Membership, num_bytes: 
         os.close(descriptor)
 
 
-def _enter(rendezvous: AbstractRendezvous, member: Membership, num_bytes: int, deadline: float) -> mmap.mmap:
+def _enter(rendezvous: AbstractRendezvous, member: SegmentMember, num_bytes: int, deadline: float) -> mmap.mmap:
     """Open what rank 0 offers, passing over an invitation that an earlier, dead rank 0 left."""
     while True:
         invitation = rendezvous.fetch(deadline)
@@ -95,14 +95,14 @@ def _enter(rendezvous: AbstractRendezvous, member: Membership, num_bytes: int, d
             finally:
                 os.close(descriptor)
             _check_title(memory, member)
-            _sign(memory, member.rank)
+            _register(memory, member.rank)
             return memory
         if time.monotonic() > deadline:
             raise PeerLostError("rank 0 did not open the group in time; start it, or give a longer timeout", 0)
         time.sleep(POLL_SECONDS)
 
 
-def _wait_for_all(memory: mmap.mmap, member: Membership, deadline: float) -> Segment:
+def _wait_for_all(memory: mmap.mmap, member: SegmentMember, deadline: float) -> Segment:
     while True:
         entries = tuple(_entry(memory, rank) for rank in range(member.size))
         missing = [rank for rank, entry in enumerate(entries) if not entry.pid]
@@ -132,7 +132,7 @@ def _check_bytes(descriptor: int, num_bytes: int) -> None:
         )
 
 
-def _check_title(memory: mmap.mmap, member: Membership) -> None:
+def _check_title(memory: mmap.mmap, member: SegmentMember) -> None:
     magic, size, generation, is_compiled = _TITLE.unpack_from(memory, 0)
     if (magic, size, generation, is_compiled) != (MAGIC, member.size, member.generation, member.is_compiled):
         raise UsageError(
@@ -141,17 +141,17 @@ def _check_title(memory: mmap.mmap, member: Membership) -> None:
         )
 
 
-def _sign(memory: mmap.mmap, rank: int) -> None:
+def _register(memory: mmap.mmap, rank: int) -> None:
     at = ENTRY_BYTES * (1 + rank)
     if _entry(memory, rank).pid:
         raise UsageError(f"rank {rank} has joined this group already; give each process a rank of its own")
     cores = sum(1 << core for core in os.sched_getaffinity(0) if core < _MAX_CORES)
-    _SIGNATURE.pack_into(memory, at, 0, _own_start_time(), cores.to_bytes(_MAX_CORES // 8, "little"))
+    _ENTRY.pack_into(memory, at, 0, _own_start_time(), cores.to_bytes(_MAX_CORES // 8, "little"))
     struct.pack_into("<Q", memory, at, os.getpid())  # last: it says that the entry is whole
 
 
 def _entry(memory: mmap.mmap, rank: int) -> Entry:
-    pid, start_time, cores = _SIGNATURE.unpack_from(memory, ENTRY_BYTES * (1 + rank))
+    pid, start_time, cores = _ENTRY.unpack_from(memory, ENTRY_BYTES * (1 + rank))
     return Entry(pid, start_time, int.from_bytes(cores, "little"))
 
 

@@ -13,7 +13,7 @@ __all__ = ["Owner", "SharedMemoryWork", "explain"]
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What the works of one group share; `still_open` holds those that their callers may have dropped."""
+    """Shared by the works of one group; `still_open` holds those that their callers may have dropped."""
 
     rank: int
     timeout: float  # seconds

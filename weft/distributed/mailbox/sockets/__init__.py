@@ -1,14 +1,6 @@
 """Mailboxes over sockets: TCP, and shared memory on one host."""
 
 from weft.distributed.mailbox.sockets.directory import AbstractDirectory, FolderDirectory, Member, StoreDirectory
-from weft.distributed.mailbox.sockets.mailbox import SocketMailbox
-from weft.distributed.mailbox.sockets.opening import open_sockets
+from weft.distributed.mailbox.sockets.mailbox import MailboxKind, open_mailbox
 
-__all__ = [
-    "AbstractDirectory",
-    "FolderDirectory",
-    "Member",
-    "SocketMailbox",
-    "StoreDirectory",
-    "open_sockets",
-]
+__all__ = ["AbstractDirectory", "FolderDirectory", "MailboxKind", "Member", "StoreDirectory", "open_mailbox"]

@@ -1,8 +1,8 @@
-"""Where peers find each other: a roll of numbered entries, one for each life of a peer.
+"""Where peers find each other: a directory of numbered entries, one for each incarnation of a peer.
 
-member-0  address 0, 127.0.0.1:4001      who joins takes the next number, then calls all who came before;
-member-1  address 1, 127.0.0.1:4002      so two peers never call each other at once,
-member-2  address 1, 127.0.0.1:4003      and the number is the incarnation: 2 is a later life of peer 1
+member-0  address 0, 127.0.0.1:4001      a peer that joins takes the next number, then connects to all before it,
+member-1  address 1, 127.0.0.1:4002      so two peers never connect to each other at once;
+member-2  address 1, 127.0.0.1:4003      the number is the incarnation: 2 is a later one of peer 1
 """
 
 import json
@@ -12,9 +12,10 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol, final
+from typing import Any, final
 
 from weft.atomic import write_text
+from weft.distributed.group.shared_memory.rendezvous import Invitation
 from weft.errors import UsageError
 
 __all__ = ["AbstractDirectory", "FolderDirectory", "Member", "StoreDirectory"]
@@ -26,39 +27,49 @@ ENTRY_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """How a life of a peer is reached: `endpoint` is host and port, or the name of a socket of this machine.
+    """How an incarnation of a peer is reached: `endpoint` is host and port, or the name of a Unix socket.
 
-    `memory` invites to the memory that it shares with others on its host. `mark` tells which secret it knows.
+    `shared_memory` invites to the memory that it shares with others on its host. `fingerprint` tells which secret it
+    knows.
     """
 
     address: int
     endpoint: str
-    memory: str = ""
-    mark: str = ""
+    shared_memory: str = ""
+    fingerprint: str = ""
     has_left: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
 
 
 class AbstractDirectory(ABC):
-    """The roll of one run."""
+    """The entries of one run."""
 
     @abstractmethod
     def join(self, member: Member) -> int:
-        """Enter the roll; returns the number of the entry. Entries below it are all there."""
+        """Add an entry; returns its number. Entries below it are all there."""
 
     @abstractmethod
     def read(self, number: int) -> Member | None:
         """An entry, None where there is none."""
 
     @abstractmethod
+    def _write(self, number: int, member: Member) -> None:
+        """Replace an entry."""
+
+    @final
+    def find_invitation(self, number: int) -> Invitation | None:
+        """The one to the shared memory of an entry."""
+        member = self.read(number)
+        return Invitation.parse(member.shared_memory) if member is not None and member.shared_memory else None
+
+    @final
     def leave(self, number: int) -> None:
-        """Mark an entry as left, so that nobody calls it any more."""
-
-    @abstractmethod
-    def put_note(self, name: str, text: str) -> None:
-        """Leave something for all to read under a name."""
-
-    @abstractmethod
-    def read_note(self, name: str) -> str | None: ...
+        """Mark an entry as left, so that nobody connects to it any more."""
+        member = self.read(number)
+        if member is not None:
+            self._write(number, replace(member, has_left=True))
 
 
 @final
@@ -72,9 +83,10 @@ class FolderDirectory(AbstractDirectory):
     def join(self, member: Member) -> int:
         """A link to a whole file either takes the number or fails because somebody else has it."""
         scratch = self._folder / f".{secrets.token_hex(8)}.tmp"
-        write_text(scratch, json.dumps(asdict(member)))
+        write_text(scratch, member.to_json())
+        num_members = sum(name.startswith("member-") for name in os.listdir(self._folder))
         try:
-            for number in range(self._count(), MAX_MEMBERS):
+            for number in range(num_members, MAX_MEMBERS):
                 try:
                     os.link(scratch, self._path(number))
                     return number
@@ -90,51 +102,23 @@ class FolderDirectory(AbstractDirectory):
         except FileNotFoundError:
             return None
 
-    def leave(self, number: int) -> None:
-        member = self.read(number)
-        if member is not None:
-            write_text(self._path(number), json.dumps(asdict(replace(member, has_left=True))))
-
-    def put_note(self, name: str, text: str) -> None:
-        write_text(self._folder / f"note-{name}", text)
-
-    def read_note(self, name: str) -> str | None:
-        try:
-            return (self._folder / f"note-{name}").read_text()
-        except FileNotFoundError:
-            return None
+    def _write(self, number: int, member: Member) -> None:
+        write_text(self._path(number), member.to_json())
 
     def _path(self, number: int) -> Path:
         return self._folder / f"member-{number}"
-
-    def _count(self) -> int:
-        return sum(name.startswith("member-") for name in os.listdir(self._folder))
-
-
-class _Store(Protocol):
-    """What is needed of the stores of torch.distributed, whose type stubs are incomplete."""
-
-    def set(self, key: str, value: str, /) -> None: ...
-
-    def get(self, key: str, /) -> bytes: ...
-
-    def add(self, key: str, amount: int, /) -> int: ...
-
-    def check(self, keys: list[str], /) -> bool: ...
-
-    def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
 
 
 @final
 class StoreDirectory(AbstractDirectory):
     """A store of torch.distributed, for peers on hosts that share no folder."""
 
-    def __init__(self, store: _Store) -> None:
-        self._store = store
+    def __init__(self, store: Any) -> None:
+        self._store = store  # a torch.distributed.Store, whose type stubs are incomplete
 
     def join(self, member: Member) -> int:
-        number = self._store.add("mailbox/joined", 1) - 1
-        self._store.set(f"mailbox/member-{number}", json.dumps(asdict(member)))
+        number = int(self._store.add("mailbox/joined", 1)) - 1
+        self._write(number, member)
         return number
 
     def read(self, number: int) -> Member | None:
@@ -147,14 +131,5 @@ class StoreDirectory(AbstractDirectory):
             return None
         return Member(**json.loads(self._store.get(key)))
 
-    def leave(self, number: int) -> None:
-        member = self.read(number)
-        if member is not None:
-            self._store.set(f"mailbox/member-{number}", json.dumps(asdict(replace(member, has_left=True))))
-
-    def put_note(self, name: str, text: str) -> None:
-        self._store.set(f"mailbox/note-{name}", text)
-
-    def read_note(self, name: str) -> str | None:
-        key = f"mailbox/note-{name}"
-        return self._store.get(key).decode() if self._store.check([key]) else None
+    def _write(self, number: int, member: Member) -> None:
+        self._store.set(f"mailbox/member-{number}", member.to_json())

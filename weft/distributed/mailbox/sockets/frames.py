@@ -1,4 +1,4 @@
-"""Frames: what travels over a connection once both sides have proved who they are.
+"""Frames: the units of a connection, once both sides have proved who they are.
 
     | head: magic, version, kind, sequence, bytes of meta, bytes of body, MAC | meta: JSON | body: raw tensors | [MAC] |
 
@@ -54,17 +54,17 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class RefusedError(Exception):
-    """What came over a connection is not what may come; the text is the reason that is counted."""
+    """Something came over a connection that may not come; the text is the reason that is counted."""
 
 
 class Kind(IntEnum):
-    """What a frame is for."""
+    """The purpose of a frame."""
 
     WELCOME = 1  # the first of the side that was called
     MESSAGE = 2
     PING = 3
     GOODBYE = 4
-    RELEASE = 5  # a body in shared memory has been read
+    RELEASE = 5  # a block of shared memory has been read
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What a message says beside its tensors; `loan` is its number and where they lie in the sender's memory, if they
-    are not in the body."""
+    """A message without its tensors. `block` is the number and the offset of the block of the sender's shared memory
+    that they are in, if they are not in the body."""
 
     tag: str
     header: dict[str, Any]
     specs: tuple[TensorSpec, ...]
-    loan: tuple[int, int] | None = None
+    block: tuple[int, int] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -131,25 +131,27 @@ def sign_body(key: bytes, head: bytes, digest: bytes) -> bytes:
     return hmac.digest(key, b"body" + head + digest, "sha256")
 
 
-def pack_meta(tag: str, header: bytes, tensors: Sequence[Tensor], loan: tuple[int, int] | None = None) -> bytes:
+def pack_meta(tag: str, header: bytes, tensors: Sequence[Tensor], block: tuple[int, int] | None = None) -> bytes:
     specs = [[_NAMES[tensor.dtype], *tensor.shape] for tensor in tensors]
     if len(specs) > MAX_TENSORS:
         raise UsageError(f"too many tensors for one message ({len(specs)}, at most: {MAX_TENSORS}); join them")
-    rest = encode_json([tag, specs, loan or ()])
+    rest = encode_json([tag, specs, block or ()])
     return b"[" + rest + b"," + header + b"]"
 
 
 def unpack_meta(raw: bytes) -> Meta:
-    """What `pack_meta` wrote. Raises RefusedError for anything else."""
+    """The meta that `pack_meta` wrote. Raises RefusedError for anything else."""
     try:
-        (tag, specs, loan), header = decode_json(raw)
+        (tag, specs, block), header = decode_json(raw)
         meta = Meta(tag, header, tuple(TensorSpec(tuple(shape), DTYPES[name]) for name, *shape in specs))
     except (ValueError, TypeError, KeyError, RecursionError):
         raise RefusedError("malformed") from None
-    is_sound = type(tag) is str and is_tag(tag) and type(header) is dict and type(loan) is list and len(loan) in (0, 2)
-    if not is_sound or not all(map(_is_count, [*loan, *(length for spec in meta.specs for length in spec.shape)])):
+    is_sound = (
+        type(tag) is str and is_tag(tag) and type(header) is dict and type(block) is list and len(block) in (0, 2)
+    )
+    if not is_sound or not all(map(_is_count, [*block, *(length for spec in meta.specs for length in spec.shape)])):
         raise RefusedError("malformed")
-    return replace(meta, loan=(loan[0], loan[1])) if loan else meta
+    return replace(meta, block=(block[0], block[1])) if block else meta
 
 
 def _is_count(number: Any) -> bool:

@@ -1,0 +1,184 @@
+"""Requests of the engine in Python, as generators that yield the rank they wait for."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from weft.distributed.group.shared_memory import request as codes
+from weft.distributed.group.shared_memory.python_memory import PACKET_BYTES, PACKET_HEAD, STAGE_BYTES, PythonMemory
+from weft.distributed.group.shared_memory.request import Request
+from weft.distributed.group.shared_memory.torch_reduce import reduce_in_order, reduce_weighted
+
+__all__ = ["Collectives", "Messages", "MismatchError"]
+
+
+class MismatchError(Exception):
+    """Ranks started unlike calls; holds the other rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Bytes begin to end of each part, in staging buffer `slot`, where parts lie `room` bytes apart."""
+
+    begin: int
+    end: int
+    slot: int
+    room: int
+
+
+@final
+class Collectives:
+    """Collectives as rounds over the staging buffers; see collectives.h, of which this is the plain form."""
+
+    def __init__(self, memory: PythonMemory) -> None:
+        self._memory = memory
+        self._round = 0
+
+    def run(self, request: Request) -> Iterator[int]:
+        """In each round post a chunk, then take what is needed of those of the others."""
+        memory = self._memory
+        is_parted = request.kind in (codes.REDUCE_SCATTER, codes.ALL_TO_ALL)
+        room = STAGE_BYTES // (memory.size if is_parted else 1) // 64 * 64
+        num_bytes = request.length * request.width
+        peers = [peer for peer in range(memory.size) if peer != memory.rank]
+        for begin in range(0, max(num_bytes, 1), room):
+            chunk = _Chunk(begin, min(begin + room, num_bytes), self._round % 2, room)
+            for peer in peers:
+                while not memory.reaches(memory.taken, peer, self._round - 1):
+                    yield peer
+            self._put(request, chunk, is_parted=is_parted)
+            memory.signatures[chunk.slot][memory.rank] = _signature(request)
+            memory.publish(memory.posted, memory.rank, self._round + 1)
+            for peer in peers:
+                while not memory.reaches(memory.posted, peer, self._round + 1):
+                    yield peer
+            for peer in peers:
+                if memory.signatures[chunk.slot][peer] != _signature(request):
+                    raise MismatchError(peer)
+            self._take(request, chunk)
+            self._round += 1
+            memory.publish(memory.taken, memory.rank, self._round)
+
+    def _put(self, request: Request, chunk: _Chunk, *, is_parted: bool) -> None:
+        if request.source is None or request.kind == codes.BARRIER:
+            return
+        data, num_parts = _bytes(request.source), self._memory.size if is_parted else 1
+        parts = data.view(num_parts, len(data) // num_parts)[:, chunk.begin : chunk.end]
+        stage = self._memory.stages[self._memory.rank, chunk.slot, : num_parts * chunk.room]
+        stage.view(num_parts, chunk.room)[:, : parts.shape[1]] = parts
+
+    def _take(self, request: Request, chunk: _Chunk) -> None:
+        rank, ranks, is_root = self._memory.rank, range(self._memory.size), self._memory.rank == request.root
+
+        def staged(peer: int, part: int = 0) -> Tensor:
+            begin = part * chunk.room
+            data: Tensor = self._memory.stages[peer, chunk.slot, begin : begin + chunk.end - chunk.begin]
+            return data
+
+        def write(part: int, data: Tensor) -> None:
+            assert request.target is not None
+            at = part * request.length * request.width
+            _bytes(request.target)[at + chunk.begin : at + chunk.end] = data
+
+        match request.kind:
+            case codes.ALL_REDUCE:
+                write(0, reduce_in_order(request, [staged(peer) for peer in ranks]))
+            case codes.REDUCE_SCATTER:
+                write(0, reduce_in_order(request, [staged(peer, rank) for peer in ranks]))
+            case codes.REDUCE if is_root:
+                write(0, reduce_in_order(request, [staged(peer) for peer in ranks]))
+            case codes.ALL_GATHER:
+                for peer in ranks:
+                    write(peer, staged(peer))
+            case codes.ALL_TO_ALL:
+                for peer in ranks:
+                    write(peer, staged(peer, rank))
+            case codes.BROADCAST if not is_root:
+                write(0, staged(request.root))
+            case codes.NEIGHBOUR_ALL_REDUCE:
+                write(0, reduce_weighted(request, [staged(peer) for peer in (rank, *request.neighbours)]))
+
+
+@dataclass(slots=True)
+class _Arrivals:
+    """Whole messages of one peer that came before their recv; `is_busy` while one is being read."""
+
+    messages: list[tuple[int, Tensor]] = field(default_factory=list)
+    is_busy: bool = False
+
+
+@final
+class Messages:
+    """Messages between two ranks, packet by packet. Those of one peer with one tag reach its receives in order."""
+
+    def __init__(self, memory: PythonMemory) -> None:
+        self._memory = memory
+        self._arrivals = [_Arrivals() for _ in range(memory.size)]
+        self._receives: dict[int, Request] = {}  # by identity, in the order of their start
+
+    def send(self, request: Request) -> Iterator[int]:
+        assert request.source is not None
+        memory, data, to = self._memory, _bytes(request.source), request.root
+        sent, received = memory.sent[memory.rank], memory.received[memory.rank]
+        packet = memory.packets[memory.rank, to]
+        for begin in range(0, max(len(data), 1), PACKET_BYTES):
+            while sent[to] != received[to]:
+                yield to
+            part = data[begin : begin + PACKET_BYTES]
+            packet[:16].view(torch.int64).copy_(torch.tensor([request.tag, len(data)]))
+            packet[PACKET_HEAD : PACKET_HEAD + len(part)] = part
+            memory.publish(sent, to, int(sent[to]) + 1)
+
+    def receive(self, request: Request) -> Iterator[int]:
+        self._receives[id(request)] = request
+        return self._receive(request)
+
+    def _receive(self, request: Request) -> Iterator[int]:
+        assert request.target is not None
+        arrivals, source = self._arrivals[request.root], request.root
+        while True:
+            for index, (tag, message) in enumerate(arrivals.messages):
+                if tag == request.tag and self._is_first(request):
+                    del arrivals.messages[index], self._receives[id(request)]
+                    if len(message) != request.length:
+                        raise MismatchError(source)
+                    _bytes(request.target)[:] = message
+                    return
+            if not arrivals.is_busy:
+                yield from self._read_message(arrivals, source)
+            yield source
+
+    def _is_first(self, request: Request) -> bool:
+        """Of those from this peer with this tag. A later one may look while the first has not had its turn yet."""
+        alike = (request.root, request.tag)
+        return next(other for other in self._receives.values() if (other.root, other.tag) == alike) is request
+
+    def _read_message(self, arrivals: _Arrivals, source: int) -> Iterator[int]:
+        """Put the next message of a peer aside, from where the recv that started first takes it."""
+        memory, me = self._memory, self._memory.rank
+        sent, received, packet = memory.sent[source], memory.received[source], memory.packets[source, me]
+        arrivals.is_busy = True
+        message, arrived, tag = torch.empty(0, dtype=torch.uint8), -1, 0
+        while arrived < len(message):
+            while not memory.reaches(sent, me, int(received[me]) + 1):
+                yield source
+            if arrived < 0:
+                tag, total = packet[:16].view(torch.int64).tolist()
+                message, arrived = torch.empty(total, dtype=torch.uint8), 0
+            part = message[arrived : arrived + PACKET_BYTES]
+            part.copy_(packet[PACKET_HEAD : PACKET_HEAD + len(part)])
+            arrived += len(part)
+            memory.publish(received, me, int(received[me]) + 1)
+        arrivals.messages.append((tag, message))
+        arrivals.is_busy = False
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def _signature(request: Request) -> int:
+    return hash((request.kind, request.type, request.op, request.root, request.length))

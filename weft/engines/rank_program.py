@@ -1,0 +1,101 @@
+"""A rank program: an import path and JSON, never a closure, so that every engine can start it.
+
+Its folder holds what the engine and its ranks tell each other:
+
+    program.json        the import path and its arguments
+    process-RANK        the id of the rank's process
+    joined-RANK         is there once the others know the rank, and will hear of its death
+    rank-RANK.log       what a rank other than 0 printed
+    result-RANK.json    what the rank returned, or
+    failure-RANK.json   the error as its rank saw it
+"""
+
+import importlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.atomic import write_json
+
+__all__ = [
+    "INTERRUPTED",
+    "Failure",
+    "RankProgram",
+    "has_joined",
+    "has_result",
+    "log_of",
+    "mark_process",
+    "read_failure",
+    "read_process",
+    "read_result",
+]
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class RankProgram:
+    """The program of every rank: `module:function` called with keyword arguments that JSON can hold."""
+
+    path: str
+    arguments: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        write_json(folder / "program.json", asdict(self))
+
+    @staticmethod
+    def read(folder: Path) -> "RankProgram":
+        return RankProgram(**json.loads((folder / "program.json").read_text()))
+
+    def call(self) -> Any:
+        module, _, name = self.path.partition(":")
+        return getattr(importlib.import_module(module), name)(**self.arguments)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank failed. One that lost a peer is a witness, not the cause."""
+
+    rank: int
+    moment: float
+    kind: str
+    text: str
+    traceback: str
+    exit_code: int
+    is_witness: bool
+
+
+def read_result(folder: Path, rank: int) -> Any:
+    return json.loads((folder / f"result-{rank}.json").read_text())
+
+
+def has_result(folder: Path, rank: int) -> bool:
+    return (folder / f"result-{rank}.json").is_file()
+
+
+def mark_process(folder: Path, rank: int) -> None:
+    """Leave the id of this process, which is the rank."""
+    scratch = folder / f".process-{rank}"
+    scratch.write_text(str(os.getpid()))
+    scratch.replace(folder / f"process-{rank}")
+
+
+def read_process(folder: Path, rank: int) -> int | None:
+    """The process of a rank, once it runs."""
+    file = folder / f"process-{rank}"
+    return int(file.read_text()) if file.is_file() else None
+
+
+def has_joined(folder: Path, rank: int) -> bool:
+    return (folder / f"joined-{rank}").is_file()
+
+
+def read_failure(folder: Path, rank: int) -> Failure | None:
+    file = folder / f"failure-{rank}.json"
+    return Failure(**json.loads(file.read_text())) if file.is_file() else None
+
+
+def log_of(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.log"

@@ -1,0 +1,1 @@
+"""Graphs from graphs: operators added and removed by hand, gradients and outputs added by tracing again."""

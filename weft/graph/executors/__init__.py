@@ -1,0 +1,1 @@
+"""A module and its loss made runnable: the executor seam, and what implements it in PyTorch."""

@@ -1,0 +1,1 @@
+"""A graph written down: as text, as a drawing, as a folder that can be read back."""
