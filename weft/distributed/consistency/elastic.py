@@ -1,5 +1,6 @@
-"""Elastic averaging: a force draws every rank to a centre, and the centre to it (EASGD, Zhang, Choromanska and LeCun,
-2015). Here the ranks of a group in turns; server/elastic_steps.py has ranks at their own pace.
+"""Elastic averaging: a force draws ranks and a centre together (EASGD, Zhang, Choromanska and LeCun, 2015).
+
+The ranks of a group do it in turns; server/elastic_steps.py has ranks at their own pace.
 
     rank r, on its turn     x_r --> rank 0        x_r    <- x_r    - alpha (x_r - centre)
                             centre <-- rank 0     centre <- centre + alpha (x_r - centre)      alpha = beta / ranks

@@ -172,7 +172,7 @@ def test_who_returns_when_the_others_have_ended_is_late() -> None:
 
 @pytest.mark.parametrize(("scheme", "num_lost"), [("stale(0)", 3), ("elastic(1)", 6)])
 def test_a_server_that_dies_is_restored_and_says_what_was_lost(scheme: str, num_lost: int, tmp_path: Path) -> None:
-    """The server is killed between two steps of both workers; the one in its place has the snapshot from the beginning."""
+    """The server is killed between two steps of both workers; its successor has the snapshot from the beginning."""
     course = replace(ASYNC, plan=parse_plan(f"data=2 consistency={scheme} topology=server"), run=tmp_path)
     post, kept = LocalTransport(), tmp_path / "shard"
     box = post.open(2)
