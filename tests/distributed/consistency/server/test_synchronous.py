@@ -25,10 +25,13 @@ from weft.training.layout import REPLICATED
 from weft.training.optimizers import (
     SGD,
     AbstractOptimizer,
+    AbstractRule,
     Adam,
     Momentum,
     Optimizer,
     OptimizerState,
+    Shared,
+    Slots,
     TorchOptimizer,
 )
 from weft.training.replicas import Update
@@ -51,7 +54,7 @@ class Setup:
     num_ranks: int = 3
     num_shards: int = 2
     clip_norm: float | None = None
-    place: str = "own"
+    counts: tuple[int, ...] = (1, 1, 1)  # samples of each rank
     has_gradient: Callable[[str, int, int], bool] = lambda name, rank, step: True
     loss: Callable[[int, int], float] = lambda rank, step: 1.0 + rank + step
 
@@ -59,6 +62,9 @@ class Setup:
     def course(self) -> Course:
         text = f"data={self.num_ranks} topology=server(shards={self.num_shards})"
         return Course(parse_plan(text), make_optimizer=self.make, clip_norm=self.clip_norm)
+
+    def weight(self, rank: int) -> float:
+        return self.counts[rank] / sum(self.counts)
 
     def gradient(self, parameters: Weights, name: str, rank: int, step: int) -> Tensor | None:
         return pull(parameters[name], rank, step) if self.has_gradient(name, rank, step) else None
@@ -90,11 +96,11 @@ def take_steps(
     rank, found = replicas.mesh.rank, []
     for step in steps:
         assert replicas.next_step(step) == step
-        add = replicas.begin(1 / setup.num_ranks)
+        add = replicas.begin(setup.weight(rank))
         for name in reversed(parameters):
             add(name, setup.gradient(parameters, name, rank, step))
         update = Update(setup.make(), parameters, state, LR, setup.clip_norm)
-        loss, _ = replicas.finish(setup.loss(rank, step) * (1 / setup.num_ranks), update)
+        loss, _ = replicas.finish(setup.loss(rank, step) * setup.weight(rank), update)
         found.append((loss, copy(parameters)))
     return found
 
@@ -111,16 +117,17 @@ def train(setup: Setup) -> list[list[tuple[float, Weights]]]:
 def follow(setup: Setup) -> list[tuple[float, Weights]]:
     """One rank, with the weighted sum of all gradients in the order of ranks."""
     parameters, optimizer = make_parameters(), setup.make()
-    state, found, share = optimizer.init(parameters), [], 1 / setup.num_ranks
+    state, found, ranks = optimizer.init(parameters), [], range(setup.num_ranks)
     for step in range(STEPS):
         total: dict[str, Tensor | None] = {}
         for name in parameters:
-            given = [setup.gradient(parameters, name, rank, step) for rank in range(setup.num_ranks)]
-            terms = [torch.zeros_like(parameters[name]) if g is None else g * share for g in given]
-            is_used = any(g is not None for g in given)
+            given = {rank: setup.gradient(parameters, name, rank, step) for rank in ranks}
+            zeros = torch.zeros_like(parameters[name])
+            terms = [zeros if gradient is None else gradient * setup.weight(rank) for rank, gradient in given.items()]
+            is_used = any(gradient is not None for gradient in given.values())
             total[name] = sum(terms[1:], terms[0]).detach() if is_used else None
         state = Update(optimizer, parameters, state, LR, setup.clip_norm).apply(total)
-        losses = [setup.loss(rank, step) * share for rank in range(setup.num_ranks)]
+        losses = [setup.loss(rank, step) * setup.weight(rank) for rank in ranks]
         found.append((sum(losses[1:], losses[0]), copy(parameters)))
     return found
 
@@ -131,22 +138,24 @@ def is_same(first: list[tuple[float, Weights]], second: list[tuple[float, Weight
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
-@pytest.mark.parametrize("num_shards", [1, 2, 3])
+@pytest.mark.parametrize(("num_shards", "counts"), [(1, (3, 2, 2)), (2, (1, 1, 1)), (2, (3, 2, 2)), (3, (1, 1, 1))])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_step_has_the_bits_of_one_rank(name: str, num_shards: int, clip_norm: float | None) -> None:
-    setup = Setup(OPTIMIZERS[name], num_shards=num_shards, clip_norm=clip_norm)
+def test_every_step_has_the_bits_of_one_rank(
+    name: str, num_shards: int, counts: tuple[int, ...], clip_norm: float | None
+) -> None:
+    setup = Setup(OPTIMIZERS[name], num_shards=num_shards, counts=counts, clip_norm=clip_norm)
     expected = follow(setup)
     assert all(is_same(found, expected) for found in train(setup))
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_parameters_without_a_gradient_are_left_alone(clip_norm: float | None) -> None:
-    """A whole shard without one too: the step still counts for Adam."""
+    """A whole shard without one too, and all of them: the step still counts for Adam."""
 
     def has_gradient(name: str, rank: int, step: int) -> bool:
-        return {0: rank != 1, 1: name == "w1", 2: name != "w1"}.get(step, True)
+        return {0: rank != 1, 1: name == "w1", 2: name != "w1", 3: False}.get(step, True)
 
-    setup = Setup(OPTIMIZERS["adam"], clip_norm=clip_norm, has_gradient=has_gradient)
+    setup = Setup(OPTIMIZERS["adam"], clip_norm=clip_norm, has_gradient=has_gradient, counts=(3, 2, 2))
     assert all(is_same(found, follow(setup)) for found in train(setup))
 
 
@@ -200,6 +209,40 @@ def test_frozen_parameters_are_those_of_rank_0() -> None:
         return float(frozen.sum())
 
     assert on_ranks(Setup(), work) == [0.0] * 3
+
+
+class Shuffling(AbstractRule):
+    """Keeps two slots and returns them in another order than it began with."""
+
+    scope = "element"
+
+    def initial_slots(self, parameter: Tensor) -> Slots:
+        return {"last": torch.zeros_like(parameter), "before": torch.zeros_like(parameter)}
+
+    def new_input(self, shared: Shared) -> Shared:
+        return shared
+
+    def prepare_param(self, parameter: Tensor, slots: Slots, shared: Shared) -> Tensor:
+        return parameter
+
+    def update_rule(self, gradient: Tensor, parameter: Tensor, slots: Slots, shared: Shared) -> tuple[Tensor, Slots]:
+        return parameter - gradient, {"before": slots["last"].clone(), "last": gradient.clone()}
+
+
+def test_collected_slots_keep_their_names() -> None:
+    """Once, slots were sent in the order that an update left them in, and taken in the first order."""
+    setup = Setup(lambda: Optimizer(Shuffling(), lr=LR))
+
+    def work(replicas: ServedReplicas, optimizer: AbstractOptimizer) -> Any:
+        parameters = make_parameters()
+        replicas.join(State(parameters, {}, torch.zeros(0)))
+        take_steps(setup, replicas, parameters, optimizer.init(parameters), range(2))
+        return copy(parameters), replicas.collect(optimizer.init(parameters)).slots
+
+    for weights, slots in on_ranks(setup, work):
+        before = {name: weights[name] + own["last"] for name, own in slots.items()}
+        for name, own in slots.items():
+            torch.testing.assert_close(before[name] + own["before"], make_parameters()[name].detach())
 
 
 @pytest.mark.parametrize("name", ["adam", "momentum"])
