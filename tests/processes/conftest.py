@@ -2,14 +2,12 @@
 in which it finds those of the processes that it starts."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from weft.cli.main import main
-
-Weft = Callable[..., str]
+from tests.command_line import Outcome, Weft, run_weft
 
 
 @pytest.fixture(autouse=True)
@@ -23,13 +21,11 @@ def temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
 
 @pytest.fixture
 def weft(capfd: pytest.CaptureFixture[str]) -> Weft:
-    """`weft("run", "digits_mlp")`, as `weft run digits_mlp`: what it and its ranks printed to standard error."""
+    """`weft("run", "digits_mlp")`, as `weft run digits_mlp`, which must not fail."""
 
-    def run(*arguments: str | Path) -> str:
-        with pytest.raises(SystemExit) as left:
-            main([str(argument) for argument in arguments])
-        errors = capfd.readouterr().err
-        assert left.value.code in (None, 0, 1), errors
-        return errors
+    def run(*arguments: str | Path) -> Outcome:
+        outcome = run_weft(capfd, *arguments)
+        assert outcome.code in (0, 1), outcome.err
+        return outcome
 
     return run

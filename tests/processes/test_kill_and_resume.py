@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.conftest import Weft
+from tests.command_line import Weft
 from weft.records.record_file import read_record
 from weft.records.run_folder import RunFolder
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.conftest import Weft
+from tests.command_line import Weft
 from tests.processes.killing import use_killer
 from weft.distributed.consistency.pairs import read_journals
 from weft.planning.gossip_graphs import make_split
@@ -26,7 +26,7 @@ def test_a_run_of_four_processes_two_of_which_are_killed_is_replayed_to_the_last
     repetition = read_record(run).repetitions[0]
     assert (repetition.status, repetition.values["lost_ranks"]) == ("done", 2)
     assert audit_pairs(read_journals(run, 0, 4), make_split("ring", 4)) == []
-    assert "to the last bit" in weft("run", "--replay", run, "--quiet", "--out", tmp_path / "again")
+    assert "to the last bit" in weft("run", "--replay", run, "--quiet", "--out", tmp_path / "again").err
 
 
 @pytest.mark.slow
@@ -38,4 +38,4 @@ def test_ranks_that_mix_with_all_neighbours_go_on_without_one_that_is_killed(wef
     repetition = read_record(run).repetitions[0]
     assert (repetition.status, repetition.values["lost_ranks"]) == ("done", 1)
     told = weft("simulate", "--replay", run, "--compute-seconds", "0.001", "--quiet", "--out", tmp_path / "virtual")
-    assert "to the last bit" in told
+    assert "to the last bit" in told.err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.conftest import Weft
+from tests.command_line import Weft
 from tests.processes.killing import DEADLINE, kill_when_under_way, use_killer, wait_until
 from weft.distributed.consistency.server import read_decisions, read_summary
 from weft.errors import RunFolderError
@@ -25,8 +25,8 @@ def test_a_run_of_four_processes_is_replayed_to_the_last_bit(weft: Weft, tmp_pat
     first = tmp_path / "first"
     plan = "data=4 consistency=async topology=server(shards=2)"
     weft("run", "digits_mlp", "--plan", plan, *SETTINGS, "--out", first)
-    assert "to the last bit" in weft("run", "--replay", first, "--quiet", "--out", tmp_path / "again")
-    assert "to the last bit" in weft("simulate", "--replay", first, *SIMULATED, "--json")
+    assert "to the last bit" in weft("run", "--replay", first, "--quiet", "--out", tmp_path / "again").err
+    assert "to the last bit" in weft("simulate", "--replay", first, *SIMULATED, "--json").err
     repetition = read_record(first).repetitions[0]
     summary = read_summary(first, 0, 0)
     assert summary is not None
@@ -64,7 +64,7 @@ def test_elastic_ranks_and_host_servers_are_replayed_to_the_last_bit(plan: str, 
     """Real processes once, and their record on the virtual cluster."""
     first = tmp_path / "first"
     weft("run", "digits_mlp", "--plan", plan, *SETTINGS, "--out", first)
-    assert "to the last bit" in weft("simulate", "--replay", first, *SIMULATED, "--json")
+    assert "to the last bit" in weft("simulate", "--replay", first, *SIMULATED, "--json").err
 
 
 @pytest.mark.slow
