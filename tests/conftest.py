@@ -114,7 +114,7 @@ def clean_up(before: Belongings) -> None:
 
 
 def _children() -> frozenset[int]:
-    """Child processes, without those that are kept for the whole session: multiprocessing's tracker, our fork server."""
+    """Child processes, without those that are kept for the session: the tracker of multiprocessing, our fork server."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # the usual case: none at all, and no need to look through /proc

@@ -1,4 +1,4 @@
-"""Rank programs under torch.distributed's own calls: each runs over the backends that it is given, one after another."""
+"""Rank programs under torch.distributed's own calls: each runs over the given backends, one after another."""
 
 import os
 import warnings
