@@ -1,4 +1,4 @@
-"""The examples: one as a user runs it, in a process of its own; the others in this process, which has imported torch."""
+"""The examples: one as a user runs it, in a process of its own; the others in the process of the tests."""
 
 import os
 import re
