@@ -12,7 +12,7 @@ from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement import DataParallel
 from weft.distributed.virtual import run_virtual
 from weft.graph import EagerExecutor, Program, capture, rewrite, start_all_reduce, training_step, wait
-from weft.specs import Batch, parse_plan
+from weft.specs import Batch
 from weft.training.optimizers import OPTIMIZERS, Optimizer, Shared
 from weft.training.replicas import Update
 
@@ -41,7 +41,7 @@ def make_optimizer() -> Optimizer:
 
 def eager(group: AbstractGroup) -> list[Any]:
     executor, optimizer = EagerExecutor(build(), LOSS), make_optimizer()
-    state, replicas = executor.initial_state(), DataParallel(group, parse_plan(f"data={group.size}"))
+    state, replicas = executor.initial_state(), DataParallel(group)
     replicas.join(state)
     slots = optimizer.init(state.parameters)
     for step in range(NUM_STEPS):

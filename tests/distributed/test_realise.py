@@ -11,6 +11,8 @@ from weft.errors import PlanError
 from weft.graph import State
 from weft.recipes import find_recipe
 from weft.specs import Choice, Mesh, Plan, parse_plan
+from weft.specs.axes import AXES
+from weft.specs.loading import load
 from weft.training.replicas import AbstractReplicas, SoloReplicas
 
 ASYNC = "data=4 consistency=async topology=server(shards=2)"
@@ -49,3 +51,9 @@ def test_ranks_have_replicas_and_servers_have_none(plan: str) -> None:
     found = run_plan(chosen, work, spec=spec).results
     assert found[: chosen.num_ranks] == tuple(chosen.mesh(rank) for rank in range(chosen.num_ranks))
     assert set(found[chosen.num_ranks :]) <= {None}
+
+
+def test_every_import_path_in_the_table_of_axes_leads_somewhere() -> None:
+    values = AXES["consistency"].values()
+    assert all(callable(load(path)) for value in values for path in value.realised_by.values())
+    assert all(value.realised_by for value in values if value.is_available)

@@ -19,7 +19,6 @@ from weft.distributed.placement.buckets import plan_buckets
 from weft.distributed.virtual import run_virtual
 from weft.distributed.weave import GradientHooks, SharedLoader, weave
 from weft.errors import PlanError, UsageError
-from weft.specs import parse_plan
 
 Weights = dict[str, list[float]]
 
@@ -156,7 +155,7 @@ class Sum(nn.Module):
 def hook(group: AbstractGroup, model: nn.Module, weight: float) -> GradientHooks:
     loader = SharedLoader(DataLoader(TensorDataset(torch.zeros(4, 2)), 2), group)
     loader.weight = weight
-    replicas = DataParallel(group, parse_plan(f"data={group.size}"))
+    replicas = DataParallel(group)
     return GradientHooks(replicas, model, loader, keep=None)
 
 

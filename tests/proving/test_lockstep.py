@@ -12,16 +12,18 @@ import torch
 from torch import Tensor
 
 from tests.distributed.placement.cases import RankOrderGroup
+from tests.distributed.virtual_plan import run_plan
 from weft.distributed.collectives import AlgorithmChoice
 from weft.distributed.group import AbstractGroup
 from weft.distributed.placement import DataParallel
+from weft.distributed.realise import RunSpec
 from weft.distributed.virtual import run_virtual
 from weft.graph import GradientSink, State
 from weft.proving.lockstep import compare_ranks, trace_ranks, trace_references
 from weft.proving.method import Case
 from weft.proving.proof import Proof, Trace
 from weft.recipes import digits_cnn, digits_mlp, pydoc_gpt, pydoc_lstm
-from weft.specs import Mesh, parse_plan
+from weft.specs import Mesh
 from weft.training.build import build_splits
 from weft.training.checkpoint import Entry
 from weft.training.component import Component
@@ -58,8 +60,8 @@ def case_of(recipe: Recipe, plan: str, num_steps: int, splits: Splits | None = N
     return Case(chosen, splits or splits_of(recipe.fixed.data), 0, num_steps)
 
 
-def in_rank_order(topology: str = "native") -> MakeReplicas:
-    return lambda group: DataParallel(RankOrderGroup(group), parse_plan(f"data={group.size} topology={topology}"))
+def in_rank_order() -> MakeReplicas:
+    return lambda group: DataParallel(RankOrderGroup(group))
 
 
 def prove(
@@ -102,18 +104,18 @@ def test_ranks_in_order_are_one_rank_to_the_last_bit(recipe: Recipe, size: int) 
     assert (proof.num_steps, proof.largest_error) == (STEPS, 0.0)
 
 
-@pytest.mark.parametrize("topology", ["server(1)", "server(3)"])
+@pytest.mark.parametrize("topology", ["server(1)", "server(3)", "server(2,own)"])
 def test_servers_pass_with_their_slots_collected(topology: str) -> None:
-    proof = prove(small_mlp(optimizer="adam", clip_norm=0.1), 3, in_rank_order(topology))
+    case = case_of(small_mlp(optimizer="adam", clip_norm=0.1), f"data=3 topology={topology}", STEPS)
+    spec = RunSpec.of(case.recipe, (0,))
+    traces = run_plan(case.plan, lambda _group, replicas: trace_ranks(case, replicas), spec=spec).results[:3]
+    proof = compare_ranks(list(traces), trace_references(case), case)
     assert proof.passed and proof.is_bitwise, proof.finding
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "halving_doubling"])
 def test_another_order_of_summation_passes_within_the_tolerance(algorithm: str) -> None:
-    def make(group: AbstractGroup) -> AbstractReplicas:
-        return DataParallel(group, parse_plan(f"data={group.size}"))
-
-    proof = prove(small_mlp(), 5, make, choice=AlgorithmChoice(algorithm))  # type: ignore[arg-type]
+    proof = prove(small_mlp(), 5, DataParallel, choice=AlgorithmChoice(algorithm))  # type: ignore[arg-type]
     assert proof.passed and not proof.is_bitwise, proof.finding
     assert 0 < proof.largest_error <= proof.tolerance
     assert "of each tensor's largest value" in proof.finding

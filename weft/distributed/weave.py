@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.place import LaunchedPlace
-from weft.distributed.placement import AllReduceExchange, DataParallel
+from weft.distributed.placement import DataParallel
 from weft.distributed.placement.statistics import average_statistics
 from weft.distributed.realise import realise
 from weft.errors import PlanError, UsageError
@@ -187,7 +187,6 @@ class GradientHooks:
         self._is_running = False
         self._untouched: set[str] = set()  # by the backward that runs
         replicas.join(State(dict(model.named_parameters()), dict(model.named_buffers()), torch.empty(0)))
-        assert isinstance(replicas.exchange, AllReduceExchange), "servers have been refused"
         self._exchange = replicas.exchange
         for name, parameter in self._parameters.items():
             parameter.register_post_accumulate_grad_hook(self._hook(name))

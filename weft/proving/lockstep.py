@@ -86,6 +86,7 @@ def trace_ranks(case: Case, replicas: AbstractReplicas) -> Trace:
     for _ in range(case.num_steps):
         state, _ = take_step(task, state)
         trace.append(copy_of(state.model.parameters, replicas.collect(state.optimizer)))
+    replicas.sum(torch.zeros(1))  # nobody leaves before all have traced
     return trace
 
 

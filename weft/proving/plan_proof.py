@@ -24,13 +24,18 @@ from weft.training.build import build_splits, check_recipe
 from weft.training.process import use_threads
 from weft.training.recipe import Recipe
 
-__all__ = ["METHODS", "prove", "trace_rank"]
+__all__ = ["METHODS", "method_of", "prove", "trace_rank"]
 
 METHODS: Mapping[Channel, AbstractMethod] = {
     "all_reduce": Lockstep(),
     "servers": Served(),
     "neighbours": Paired(),
 }
+
+
+def method_of(plan: Plan) -> AbstractMethod:
+    """Synchronous ranks take the same steps, whichever way they reach each other."""
+    return METHODS["all_reduce" if plan.consistency.name == "sync" else plan.channel]
 
 
 def prove(
@@ -48,7 +53,7 @@ def prove(
         recipe = replace(recipe, mutable=replace(recipe.mutable, plan=as_plan(plan)))
     check_recipe(recipe)
     chosen = recipe.mutable.plan
-    method = METHODS[chosen.channel]
+    method = method_of(chosen)
     num_steps = method.steps_needed(chosen, num_steps)
     with tempfile.TemporaryDirectory(prefix="weft-proof-") as folder:
         runs: list[Evidence] = []
@@ -79,7 +84,7 @@ def trace_rank(recipe: dict[str, object], folder: str, seed: int, num_steps: int
         if replicas is None:
             return
         with use_determinism():
-            found = METHODS[plan.channel].trace(Case(chosen, build_splits(chosen), seed, num_steps), replicas)
+            found = method_of(plan).trace(Case(chosen, build_splits(chosen), seed, num_steps), replicas)
         save_file(found, _file_of(run, replicas.mesh.rank))
 
 

@@ -12,7 +12,6 @@ from weft.distributed.group.solo import SoloGroup
 from weft.distributed.placement.data_parallel import DataParallel
 from weft.planning.network import fit_alpha_beta
 from weft.simulation.computation import ComputeModel
-from weft.specs import Plan
 from weft.torch_private import use_determinism
 from weft.training.build import build_task
 from weft.training.datasets import Splits
@@ -64,7 +63,7 @@ def _line_through(seconds: dict[int, float]) -> tuple[float, float]:
 
 def _time_steps(recipe: Recipe, splits: Splits, num_samples: int) -> Sequence[TimedStep]:
     is_alone = recipe.mutable.plan.num_ranks == 1
-    replicas = SoloReplicas() if is_alone else DataParallel(SoloGroup(), Plan())
+    replicas = SoloReplicas() if is_alone else DataParallel(SoloGroup())
     task, state = build_task(recipe, splits, seed=0, replicas=replicas)
     replicas.join(state.model)
     timed = []

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from weft.specs.roles import Channel
+
 __all__ = ["AXES", "DEGREES", "Number", "Value"]
 
 Number = int | float | str
@@ -13,7 +15,9 @@ class Value:
     """One value that an axis can take: its parameters with their defaults, and whether this version has it.
 
     `words` lists what a parameter that is a word may say; `least` is the smallest value of a number that may be zero;
-    `unbounded` names the whole numbers that may be `inf`.
+    `unbounded` names the whole numbers that may be `inf`. Of a consistency, `realised_by` is the import path of its
+    implementation for each channel that it has: in a group of all ranks a function of (group, choice) that returns a
+    scheme, at servers one of (choice, num_workers, is_fresh) that returns a policy.
     """
 
     parameters: Mapping[str, Number] = field(default_factory=dict)
@@ -21,30 +25,51 @@ class Value:
     words: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     least: Mapping[str, Number] = field(default_factory=dict)
     unbounded: tuple[str, ...] = ()
+    realised_by: Mapping[Channel, str] = field(default_factory=dict)
 
+
+_SCHEMES, _POLICIES = "weft.distributed.consistency", "weft.distributed.consistency.server.policies"
 
 AXES: Mapping[str, Mapping[str, Value]] = {
     "consistency": {
-        "sync": Value(is_available=True),
-        "backup": Value({"workers": 1, "deadline": "none"}, is_available=True, least={"workers": 0}),
+        "sync": Value(
+            is_available=True,
+            realised_by={
+                "all_reduce": "weft.distributed.placement:DataParallel",
+                "servers": f"{_POLICIES}:synchronous",
+            },
+        ),
+        "backup": Value(
+            {"workers": 1, "deadline": "none"},
+            is_available=True,
+            least={"workers": 0},
+            realised_by={"servers": f"{_POLICIES}:backup"},
+        ),
         "stale": Value(
             {"bound": 3, "commit": "clock", "lr": "share"},
             is_available=True,
             words={"commit": ("clock", "arrival"), "lr": ("share", "staleness", "full")},
             least={"bound": 0},
             unbounded=("bound",),
+            realised_by={"servers": f"{_POLICIES}:stale"},
         ),
         "async": Value(
             {"lr": "share", "push": "gradient", "parts": 1},
             is_available=True,
             words={"lr": ("share", "staleness", "full"), "push": ("gradient", "difference")},
+            realised_by={"servers": f"{_POLICIES}:asynchronous"},
         ),
         "local": Value(
             {"steps": 8, "state": "keep", "after": 0, "outer": "none", "outer_lr": 0.7, "outer_momentum": 0.9},
             is_available=True,
             words={"state": ("keep", "mean"), "outer": ("none", "nesterov")},
+            realised_by={"all_reduce": f"{_SCHEMES}.local:make_local"},
         ),
-        "elastic": Value({"steps": 8, "beta": 0.9}, is_available=True),
+        "elastic": Value(
+            {"steps": 8, "beta": 0.9},
+            is_available=True,
+            realised_by={"all_reduce": f"{_SCHEMES}.elastic:make_elastic", "servers": f"{_POLICIES}:asynchronous"},
+        ),
         "gossip": Value(
             {"graph": "ring", "mix": "during", "lost": "end"},
             is_available=True,
@@ -52,6 +77,10 @@ AXES: Mapping[str, Mapping[str, Value]] = {
                 "graph": ("ring", "torus", "exponential", "complete"),
                 "mix": ("during", "after", "pair"),
                 "lost": ("end", "drop"),
+            },
+            realised_by={
+                "all_reduce": f"{_SCHEMES}.gossip:make_gossip",
+                "neighbours": "weft.distributed.channels.neighbours:use_neighbours",
             },
         ),
     },

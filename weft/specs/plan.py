@@ -69,12 +69,15 @@ class Plan:
     @property
     def channel(self) -> Channel:
         """How ranks reach each other: in a group of all, through servers, or each its neighbours alone."""
-        relaxed, at_server = self.consistency.name, self.topology.name == "server"
-        if relaxed in ("async", "stale", "backup") or (relaxed == "elastic" and at_server):
+        channels = AXES["consistency"][self.consistency.name].realised_by
+        if list(channels) == ["servers"] or ("servers" in channels and self._has_servers):
             return "servers"
-        if relaxed == "gossip" and (self.consistency["mix"] == "pair" or self.consistency["lost"] == "drop"):
-            return "neighbours"
-        return "all_reduce"
+        mixes_with_those_left = self.consistency.get("mix", "") == "pair" or self.consistency.get("lost", "") == "drop"
+        return "neighbours" if "neighbours" in channels and mixes_with_those_left else "all_reduce"
+
+    @property
+    def _has_servers(self) -> bool:
+        return self.topology.name == "server" and self.num_ranks > 1
 
     @property
     def num_shards(self) -> int:
@@ -106,6 +109,7 @@ class Plan:
             num_hosts=self.num_hosts,
             ranks_per_host=self.ranks_per_host,
             is_own=self.topology.get("place", "shared") == "own",
+            is_strict=self.consistency.name == "sync",
         )
 
     def __str__(self) -> str:

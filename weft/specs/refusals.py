@@ -65,7 +65,7 @@ def _outer(plan: Plan) -> Mapping[str, Number]:
 
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
-        lambda plan: (_is_relaxed(plan) or plan.channel == "servers") and plan.num_ranks == 1,
+        lambda plan: plan.consistency.name != "sync" and plan.num_ranks == 1,
         "one rank has nobody to agree with",
         lambda plan: replace(plan, consistency=Choice("sync"), topology=Choice("native")),
     ),
@@ -104,11 +104,6 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, consistency=_with(plan.consistency, commit="arrival")),
     ),
     Refusal(
-        lambda plan: _has_own_servers(plan) and plan.channel != "servers",
-        "servers of synchronous ranks are ranks themselves",
-        lambda plan: replace(plan, topology=_with(plan.topology, place="shared")),
-    ),
-    Refusal(
         lambda plan: _is_relaxed(plan) and plan.topology.name == "server",
         "servers update parameters themselves, and so does every rank of this consistency",
         lambda plan: replace(plan, topology=Choice("native")),
@@ -145,7 +140,7 @@ REFUSALS: tuple[Refusal, ...] = (
     ),
     Refusal(
         lambda plan: plan.consistency.name == "elastic" and float(plan.consistency["beta"]) >= plan.num_ranks,
-        "a spring of beta / ranks = 1 or more throws a rank to the centre or beyond",
+        "a force of beta / ranks = 1 or more throws a rank to the centre or beyond",
         lambda plan: replace(plan, consistency=_with(plan.consistency, beta=0.9)),
     ),
     Refusal(

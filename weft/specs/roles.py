@@ -33,6 +33,7 @@ class Roles:
 
     kinds: tuple[RoleKind, ...]
     processes: tuple[tuple[int, ...], ...]
+    is_strict: bool = False  # nobody can be done without
 
     @property
     def num_workers(self) -> int:
@@ -58,7 +59,7 @@ class Roles:
     def expendable(self) -> frozenset[int]:
         """Processes that the others can do without: ranks that go at their own pace and are no servers. Rank 0 keeps
         the record."""
-        if len(self.kinds) == self.num_workers:
+        if self.is_strict or len(self.kinds) == self.num_workers:
             return frozenset()
         alone = (i for i, own in enumerate(self.processes) if {self.kinds[a] for a in own} <= {"worker", "responder"})
         return frozenset(alone) - {0}
@@ -66,6 +67,8 @@ class Roles:
     @property
     def restored(self) -> frozenset[int]:
         """Processes that are started again where they were lost: servers that are no ranks."""
+        if self.is_strict:
+            return frozenset()
         own = (i for i, addresses in enumerate(self.processes) if self.kinds[addresses[0]] != "worker")
         return frozenset(own)
 
@@ -82,12 +85,14 @@ def assign_roles(
     num_hosts: int = 0,
     ranks_per_host: int = 1,
     is_own: bool = False,
+    is_strict: bool = False,
 ) -> Roles:
     """Who is where.
 
     Args:
         num_hosts: host servers, one for `ranks_per_host` ranks each.
         is_own: servers are processes of their own.
+        is_strict: a run ends with any of its processes, because ranks meet in every step.
     """
     ranks = range(num_ranks)
     workers = _repeat("worker", num_ranks)
@@ -97,13 +102,13 @@ def assign_roles(
         return Roles(workers, tuple((rank,) for rank in ranks))
     kinds = workers + _repeat("server", num_shards) + _repeat("host server", num_hosts)
     if is_own:
-        return Roles(kinds, tuple((address,) for address in range(len(kinds))))
+        return Roles(kinds, tuple((address,) for address in range(len(kinds))), is_strict)
     shared = {rank: [rank] for rank in ranks}
     for shard in range(num_shards):
         shared[shard].append(num_ranks + shard)
     for host in range(num_hosts):
         shared[host * ranks_per_host].append(num_ranks + num_shards + host)
-    return Roles(kinds, tuple(map(tuple, shared.values())))
+    return Roles(kinds, tuple(map(tuple, shared.values())), is_strict)
 
 
 def _repeat(kind: RoleKind, times: int) -> tuple[RoleKind, ...]:

@@ -141,10 +141,6 @@ def check_recipe(recipe: Recipe, *, is_training: bool = True) -> None:
         raise RecipeError(f"more ranks than samples in a batch ({numbers}); raise batch_size or use fewer ranks")
     if plan.consistency.name == "backup" or plan.consistency.get("commit", "") == "clock":
         _check_clipping(mutable, plan)
-    if plan.topology.name == "server" and plan.channel == "all_reduce" and mutable.optimizer.name == "torch":
-        raise RecipeError(
-            "torch.optim keeps its state to itself, servers must share theirs (optimizer: torch); use adam"
-        )
 
 
 def _check_clipping(mutable: Mutable, plan: Plan) -> None:

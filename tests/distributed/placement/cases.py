@@ -8,7 +8,7 @@ from torch import Tensor
 
 from weft.distributed.group.calls import AllReduce, Call, Reduce
 from weft.distributed.group.group import AbstractGroup, AbstractWork, DoneWork
-from weft.distributed.placement import AbstractExchange
+from weft.distributed.placement import AllReduceExchange
 from weft.training.optimizers import SGD, AbstractOptimizer, Optimizer, OptimizerState
 from weft.training.replicas import Update
 
@@ -47,7 +47,11 @@ def make_update(
 
 
 def run_step(
-    exchange: AbstractExchange, gradients: Mapping[str, Tensor | None], weight: float, update: Update, loss: float = 0.0
+    exchange: AllReduceExchange,
+    gradients: Mapping[str, Tensor | None],
+    weight: float,
+    update: Update,
+    loss: float = 0.0,
 ) -> tuple[float, OptimizerState]:
     """Gradients are added as backward would, the last parameter's first."""
     exchange.begin(weight)

@@ -1,7 +1,7 @@
 """Data parallelism from recipe to record, on virtual ranks: one record, equal replicas, agreed stops, exact resume."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,17 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from tests.distributed.placement.cases import RankOrderGroup
+from tests.distributed.virtual_plan import run_plan
 from tests.training.planted import Recorder, TinyData, build_tiny, clock_of_ticks, ignore, module_with_dropout
 from tests.training.test_run import tiny
 from weft.distributed.group import AbstractGroup
 from weft.distributed.placement import DataParallel
+from weft.distributed.realise import RunSpec
 from weft.distributed.virtual import run_virtual
 from weft.errors import DivergedError, PeerLostError, RunFolderError
 from weft.graph import State
 from weft.records.record import Repetition, RunRecord
 from weft.records.record_file import read_record
 from weft.records.run_folder import RunFolder, create_run_folder
-from weft.specs import Batch, parse_plan
+from weft.specs import Batch
 from weft.torch_private import use_determinism
 from weft.training import run as run_module
 from weft.training.build import build_splits, build_task
@@ -32,6 +34,7 @@ from weft.training.events import Event, Listener, StepEnded, StepStarted, StopTr
 from weft.training.interrupt import Interrupt
 from weft.training.loop import take_step, train
 from weft.training.recipe import Recipe
+from weft.training.replicas import AbstractReplicas
 from weft.training.results import hash_tensors
 from weft.training.run import resume_run, run_recipe
 from weft.training.sampling import SamplerState
@@ -52,8 +55,8 @@ def no_probes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setattr(run_module, probe, lambda *_: {})
 
 
-def replicas_of(group: AbstractGroup, topology: str = "native") -> DataParallel:
-    return DataParallel(RankOrderGroup(group), parse_plan(f"data={group.size} topology={topology}"))
+def replicas_of(group: AbstractGroup) -> DataParallel:
+    return DataParallel(RankOrderGroup(group))
 
 
 def run_on(
@@ -68,19 +71,23 @@ def run_on(
     """A whole run on virtual ranks; what each returned."""
     folder = create_run_folder(path, recipe.name)
 
-    def program(group: AbstractGroup) -> RunRecord:
-        replicas = replicas_of(group, topology)
+    def work(_group: AbstractGroup, replicas: AbstractReplicas) -> RunRecord:
         return run_recipe(recipe, folder=folder, seeds=seeds, listeners=listeners, replicas=replicas)
 
-    return list(run_virtual(program, size).results)
+    return work_on(size, recipe, topology, work)
 
 
 def resume_on(size: int, path: Path, *, topology: str = "native") -> RunRecord:
-    def program(group: AbstractGroup) -> RunRecord:
-        return resume_run(RunFolder(path), replicas=replicas_of(group, topology))
+    recipe = Recipe.from_dict(read_record(path).recipe)
+    return work_on(size, recipe, topology, lambda _group, replicas: resume_run(RunFolder(path), replicas=replicas))[0]
 
-    record: RunRecord = run_virtual(program, size).results[0]
-    return record
+
+def work_on(size: int, recipe: Recipe, topology: str, work: Callable[..., RunRecord]) -> list[RunRecord]:
+    """Sums of a group follow the order of ranks, as those of servers do."""
+    if topology == "native":
+        return list(run_virtual(lambda group: work(group, replicas_of(group)), size).results)
+    plan = f"data={size} topology={topology}"
+    return list(run_plan(plan, work, spec=RunSpec.of(recipe, (0,))).results[:size])
 
 
 # ---- the whole run

@@ -234,10 +234,10 @@ def test_collectives_keep_one_order_whatever_order_gradients_come_in(data: st.Da
 SECOND_PER_GRADIENT = 1.0
 
 
-def backward_in_virtual_time(network: NetworkModel) -> tuple[list[module.Span], list[float], float, Traffic]:
+def backward_in_virtual_time(network: NetworkModel) -> tuple[list[module.BucketTimes], list[float], float, Traffic]:
     """One step of a real backward on 2 ranks, each gradient costing a second; what rank 0 saw."""
 
-    def program(group: AbstractGroup) -> tuple[list[module.Span], list[float], float, Traffic]:
+    def program(group: AbstractGroup) -> tuple[list[module.BucketTimes], list[float], float, Traffic]:
         torch.manual_seed(3)
         network = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4)))
         executor = EagerExecutor(network, nn.functional.mse_loss)
@@ -257,7 +257,7 @@ def backward_in_virtual_time(network: NetworkModel) -> tuple[list[module.Span], 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "plan_buckets", lambda parameters: plan_buckets(parameters, 1))
-        result: tuple[list[module.Span], list[float], float, Traffic]
+        result: tuple[list[module.BucketTimes], list[float], float, Traffic]
         result = run_virtual(program, 2, network=network, choice=AlgorithmChoice("ring")).results[0]
     return result
 

@@ -66,7 +66,7 @@ def use_servers(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[Abs
         mailbox = place.open_mailbox(plan, rank)
         try:
             settings = settings_of(plan, _optimizer_of(spec), spec.clip_norm)
-            yield ServedReplicas(mailbox, settings, spec.seeds, place.mark_joined)
+            yield ServedReplicas(mailbox, settings, spec.seeds, place.mark_joined, buffers=spec.buffers)
         finally:
             mailbox.close()
 
@@ -97,7 +97,7 @@ def _server_at(address: int, plan: Plan, place: AbstractPlace, spec: RunSpec, *,
 def _server_spec(shard: int, plan: Plan, place: AbstractPlace, spec: RunSpec, snapshot: Path | None) -> ServerSpec:
     """The specification of one shard."""
     optimizer = _optimizer_of(spec)
-    settings = settings_of(plan, optimizer)
+    settings = settings_of(plan, optimizer, spec.clip_norm)
     # Where ranks update by themselves, servers need no optimizer, and keep no state of one.
     updater = optimizer if settings.form == "gradient" else Optimizer(SGD(), lr=optimizer.lr)
     replay = spec.replay

@@ -1,6 +1,6 @@
 """When replicas agree: schemes in which they do not meet in every step."""
 
-from weft.distributed.consistency.choice import SCHEMES, relax
+from weft.distributed.consistency.choice import relax
 from weft.distributed.consistency.elastic import ElasticAveraging
 from weft.distributed.consistency.gossip import Gossip
 from weft.distributed.consistency.graphs import GRAPHS, Mixing, make_mixing
@@ -10,7 +10,6 @@ from weft.distributed.consistency.scheme import AbstractScheme
 
 __all__ = [
     "GRAPHS",
-    "SCHEMES",
     "AbstractScheme",
     "ElasticAveraging",
     "Gossip",

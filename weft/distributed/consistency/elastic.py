@@ -23,12 +23,13 @@ from weft.distributed.consistency.parcel import Parcel, write
 from weft.distributed.consistency.scheme import AbstractScheme, Memory
 from weft.distributed.group.calls import Broadcast, Recv, Send
 from weft.distributed.group.group import AbstractGroup
+from weft.specs.plan import Choice
 from weft.training.checkpoint import Entry
 from weft.training.layout import REPLICATED
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic
 
-__all__ = ["ElasticAveraging", "elastic_force", "is_turn"]
+__all__ = ["ElasticAveraging", "elastic_force", "is_turn", "make_elastic"]
 
 HOME = 0
 """The rank that keeps the centre."""
@@ -171,3 +172,8 @@ class ElasticAveraging(AbstractScheme):
         """The visitor becomes alpha (x - centre)."""
         for weights, centre in zip(self._visitor.messages, self._centre.messages, strict=True):
             elastic_force(weights, centre, self._alpha, out=weights)
+
+
+def make_elastic(group: AbstractGroup, choice: Choice) -> ElasticAveraging:
+    """The scheme of `elastic(...)` in a plan."""
+    return ElasticAveraging(group, steps=int(choice["steps"]), beta=float(choice["beta"]))

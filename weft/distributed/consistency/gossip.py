@@ -9,20 +9,21 @@ Weights are mixed, not gradients: mixed gradients alone would never bring the re
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal, final
+from typing import Literal, cast, final
 
 from torch import Tensor
 
-from weft.distributed.consistency.graphs import Mixing
+from weft.distributed.consistency.graphs import Mixing, make_mixing
 from weft.distributed.consistency.parcel import Parcel, write
 from weft.distributed.consistency.scheme import AbstractScheme, Memory
 from weft.distributed.group.calls import AllReduce, NeighbourAllReduce
 from weft.distributed.group.group import AbstractGroup
+from weft.specs.plan import Choice
 from weft.training.checkpoint import Entry
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic
 
-__all__ = ["Gossip"]
+__all__ = ["Gossip", "make_gossip"]
 
 
 @final
@@ -100,3 +101,9 @@ class Gossip(AbstractScheme):
         traffic = self._parcel.wait()
         self._traffic = replace(traffic, num_bytes=traffic.num_bytes * self._num_listeners)
         write(self._parameters, self._parcel.tensors)
+
+
+def make_gossip(group: AbstractGroup, choice: Choice) -> Gossip:
+    """The scheme of `gossip(...)` in a plan."""
+    mix = cast(Literal["during", "after"], choice["mix"])
+    return Gossip(group, make_mixing(str(choice["graph"]), group.size), mix=mix)

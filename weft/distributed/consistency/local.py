@@ -17,12 +17,13 @@ from weft.distributed.consistency.parcel import Parcel, write
 from weft.distributed.consistency.scheme import AbstractScheme, Memory
 from weft.distributed.group.calls import AllReduce
 from weft.distributed.group.group import AbstractGroup
+from weft.specs.plan import Choice
 from weft.training.checkpoint import Entry
 from weft.training.layout import PER_RANK, REPLICATED
 from weft.training.optimizers import Nesterov, Optimizer, OptimizerState
 from weft.training.replicas import Traffic
 
-__all__ = ["LocalAveraging", "OuterOptimizer"]
+__all__ = ["LocalAveraging", "OuterOptimizer", "make_local"]
 
 
 @final
@@ -166,3 +167,11 @@ class LocalAveraging(AbstractScheme):
             for name, found in state.slots.items()
         }
         return replace(state, slots=slots)
+
+
+def make_local(group: AbstractGroup, choice: Choice) -> LocalAveraging:
+    """The scheme of `local(...)` in a plan."""
+    outer = None
+    if choice["outer"] == "nesterov":
+        outer = OuterOptimizer(lr=float(choice["outer_lr"]), momentum=float(choice["outer_momentum"]))
+    return LocalAveraging(group, steps=int(choice["steps"]), averages_state=choice["state"] == "mean", outer=outer)

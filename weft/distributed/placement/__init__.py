@@ -2,8 +2,6 @@
 
 from weft.distributed.placement.all_reduce import AllReduceExchange
 from weft.distributed.placement.data_parallel import DataParallel
-from weft.distributed.placement.exchange import AbstractExchange
 from weft.distributed.placement.mesh import MeshGroups
-from weft.distributed.placement.server import ServerExchange
 
-__all__ = ["AbstractExchange", "AllReduceExchange", "DataParallel", "MeshGroups", "ServerExchange"]
+__all__ = ["AllReduceExchange", "DataParallel", "MeshGroups"]

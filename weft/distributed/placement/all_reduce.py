@@ -18,16 +18,15 @@ from torch import Tensor
 from weft.distributed.group.calls import AllReduce
 from weft.distributed.group.group import AbstractGroup, AbstractWork
 from weft.distributed.placement.buckets import Bucket, plan_buckets
-from weft.distributed.placement.exchange import AbstractExchange, report_loss
 from weft.errors import UsageError
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic, Update
 
-__all__ = ["AllReduceExchange", "Span"]
+__all__ = ["AllReduceExchange", "BucketTimes"]
 
 
 @dataclass(frozen=True)
-class Span:
+class BucketTimes:
     """When a bucket was started, when backward was over, and when the bucket was seen to be there; seconds of the
     rank's clock. A bucket that was there first ends before `waited`."""
 
@@ -38,8 +37,9 @@ class Span:
 
 
 @final
-class AllReduceExchange(AbstractExchange):
-    """Every rank leaves with the weighted sum of all gradients and makes the same update.
+class AllReduceExchange:
+    """Every rank leaves with the weighted sum of all gradients and makes the same update. One step after another:
+    `begin`, `add` for every gradient as it is ready, `finish`.
 
     A gradient that is None travels as zeros, so that every rank sends the same messages.
     """
@@ -50,11 +50,12 @@ class AllReduceExchange(AbstractExchange):
         self._buckets = plan_buckets(self._parameters)
         self._bucket_of = {name: i for i, bucket in enumerate(self._buckets) for name in bucket.names}
         self._packed = [self._pack_buffer(bucket) for bucket in self._buckets]
-        self.spans: list[Span] = []
+        self.spans: list[BucketTimes] = []
         self._exposed = 0.0
         self.begin(1.0)
 
     def begin(self, weight: float) -> None:
+        """Start a step; this rank's gradients count with `weight` (all ranks' weights sum to 1)."""
         self._weight = weight
         self._gradients: dict[str, Tensor | None] = {}
         self._missing = [len(bucket.names) for bucket in self._buckets]
@@ -80,7 +81,7 @@ class AllReduceExchange(AbstractExchange):
             if name not in self._gradients:
                 self.add(name, None)
         waited = self._group.clock.now()
-        total, is_present = report_loss(self._group, loss, self._gradients, list(self._parameters))
+        total, is_present = _report_loss(self._group, loss, self._gradients, list(self._parameters))
         sums = self._wait_for_all(waited)
         self._exposed = self._group.clock.now() - waited
         return total, {name: sums[name] if is_present[name] else None for name in self._parameters}
@@ -89,9 +90,6 @@ class AllReduceExchange(AbstractExchange):
         """Buckets that travel side by side count once; the loss is waited for like a bucket."""
         hidden = _covered([(span.started, min(span.waited, span.ended)) for span in self.spans])
         return Traffic(self._exposed, hidden, sum(message.nbytes for message in self._messages))
-
-    def collect(self, state: OptimizerState) -> OptimizerState:
-        return state
 
     def _start(self, index: int) -> None:
         message = self._pack(index)
@@ -118,7 +116,7 @@ class AllReduceExchange(AbstractExchange):
         for index, (work, started) in enumerate(self._works):
             work.wait()
             ended = self._ends[index] if index < len(self._ends) else self._group.clock.now()
-            self.spans.append(Span(index, started, waited, ended))
+            self.spans.append(BucketTimes(index, started, waited, ended))
             sums |= self._unpack(self._buckets[index], self._messages[index])
         return sums
 
@@ -161,3 +159,17 @@ def _covered(intervals: list[tuple[float, float]]) -> float:
         total += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
     return total
+
+
+def _report_loss(
+    group: AbstractGroup, loss: float, gradients: Mapping[str, Tensor | None], names: list[str]
+) -> tuple[float, dict[str, bool]]:
+    """The sum of the losses, and which parameters had a part in the loss of at least one rank.
+
+    Without the second a parameter that nobody used would get a gradient of zeros, and momentum would move it.
+    """
+    presence = [float(gradients.get(name) is not None) for name in names]
+    report = torch.tensor([loss, *presence], dtype=torch.float64)
+    group.all_reduce(report)
+    total, *counts = report.tolist()
+    return total, {name: count > 0 for name, count in zip(names, counts, strict=True)}

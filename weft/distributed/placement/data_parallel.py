@@ -10,11 +10,9 @@ from torch import Tensor
 from weft.distributed.group.calls import Broadcast
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.all_reduce import AllReduceExchange
-from weft.distributed.placement.exchange import AbstractExchange
-from weft.distributed.placement.server import ServerExchange
 from weft.distributed.placement.statistics import average_statistics
 from weft.graph import GradientSink, State
-from weft.specs import Mesh, Plan
+from weft.specs import Mesh
 from weft.training.checkpoint import Entry
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
@@ -25,7 +23,7 @@ __all__ = ["DataParallel"]
 
 @final
 class DataParallel(AbstractReplicas):
-    """One rank of every replica in a group; the plan's topology says through whom gradients go.
+    """One rank of every replica in a group, which averages gradients by all-reduce.
 
     Args:
         group: one rank of every replica, in the order of replicas.
@@ -35,7 +33,6 @@ class DataParallel(AbstractReplicas):
     def __init__(
         self,
         group: AbstractGroup,
-        plan: Plan,
         *,
         mesh: Mesh | None = None,
         buffers: Literal["mean", "rank"] = "mean",
@@ -43,8 +40,7 @@ class DataParallel(AbstractReplicas):
         self._group = group
         self._mesh = mesh or Mesh(group.rank, data=group.size)
         self._buffers = buffers
-        self._plan = plan
-        self._exchange: AbstractExchange | None = None
+        self._exchange: AllReduceExchange | None = None
 
     @property
     def mesh(self) -> Mesh:
@@ -59,7 +55,7 @@ class DataParallel(AbstractReplicas):
         return True
 
     @property
-    def exchange(self) -> AbstractExchange:
+    def exchange(self) -> AllReduceExchange:
         assert self._exchange is not None, "join() comes first"
         return self._exchange
 
@@ -68,7 +64,7 @@ class DataParallel(AbstractReplicas):
         tensors = [*model.parameters.values(), *model.buffers.values()]
         for work in [self._group.start(Broadcast(tensor.detach())) for tensor in tensors]:
             work.wait()
-        self._exchange = make_exchange(self._group, self._plan, model.parameters)
+        self._exchange = AllReduceExchange(self._group, model.parameters)
 
     def next_step(self, step: int) -> int:
         return step
@@ -87,7 +83,8 @@ class DataParallel(AbstractReplicas):
         return self.exchange.traffic()
 
     def collect(self, state: OptimizerState) -> OptimizerState:
-        return self.exchange.collect(state)
+        """Every rank has the whole of it."""
+        return state
 
     def agree_to_stop(self, wish: bool) -> bool:
         return self._any(wish)
@@ -121,9 +118,3 @@ class DataParallel(AbstractReplicas):
 
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
         pass
-
-
-def make_exchange(group: AbstractGroup, plan: Plan, parameters: Mapping[str, Tensor]) -> AbstractExchange:
-    if plan.topology.name == "server":
-        return ServerExchange(group, parameters, int(plan.topology["shards"]))
-    return AllReduceExchange(group, parameters)

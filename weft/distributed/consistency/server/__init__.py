@@ -14,11 +14,12 @@ from weft.distributed.consistency.server.decisions import (
     read_summary,
 )
 from weft.distributed.consistency.server.host import HostSpec, serve_host
+from weft.distributed.consistency.server.policies import make_policy
 from weft.distributed.consistency.server.policy import NEVER, AbstractPolicy
 from weft.distributed.consistency.server.replay import JoinPolicy, ReplayPolicy
 from weft.distributed.consistency.server.rounds import Rounds
 from weft.distributed.consistency.server.server import serve
-from weft.distributed.consistency.server.settings import Settings, make_policy, settings_of
+from weft.distributed.consistency.server.settings import Settings, settings_of
 from weft.distributed.consistency.server.shard import Contribution, Shard
 from weft.distributed.consistency.server.shard_state import ServerSpec
 from weft.distributed.consistency.server.worker import ServedReplicas

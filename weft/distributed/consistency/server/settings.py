@@ -1,16 +1,13 @@
-"""What workers and servers of one plan have in common, as data."""
+"""The settings that workers and servers of one plan share."""
 
 from dataclasses import dataclass
 from typing import cast
 
-from weft.distributed.consistency.server.arrival import Arrival
-from weft.distributed.consistency.server.policy import AbstractPolicy
-from weft.distributed.consistency.server.rounds import Rounds
 from weft.distributed.consistency.server.shard import Form, Rate
-from weft.specs.plan import Choice, Plan
+from weft.specs import Plan
 from weft.training.optimizers import AbstractOptimizer, Optimizer
 
-__all__ = ["Settings", "make_policy", "may_cut", "settings_of"]
+__all__ = ["Settings", "may_cut", "settings_of"]
 
 
 @dataclass(frozen=True)
@@ -110,18 +107,3 @@ def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | Non
         inner=int(plan.topology.get("inner", 1)),
         is_synchronous=is_synchronous,
     )
-
-
-def make_policy(consistency: Choice, num_workers: int, *, is_fresh: bool = True) -> AbstractPolicy:
-    """The policy of every shard; not fresh for one that takes the place of a shard that was lost."""
-    if consistency.name == "sync":
-        return Rounds(num_workers, is_fresh=is_fresh)
-    if consistency.name in ("async", "elastic"):
-        return Arrival(num_workers, is_fresh=is_fresh)
-    if consistency.name == "stale":
-        if consistency["commit"] == "arrival":
-            return Arrival(num_workers, float(consistency["bound"]), is_fresh=is_fresh)
-        return Rounds(num_workers, bound=int(consistency["bound"]), is_fresh=is_fresh)
-    text = str(consistency["deadline"])
-    seconds = None if text == "adaptive" else float("inf") if text == "none" else float(text)
-    return Rounds(num_workers, spare=int(consistency["workers"]), deadline=seconds, is_fresh=is_fresh)
