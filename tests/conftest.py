@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,13 +114,12 @@ def clean_up(before: Belongings) -> None:
 
 
 def _children() -> frozenset[int]:
-    """Child processes, without those that are kept for the whole session: multiprocessing's two, our fork server."""
+    """Child processes, without those that are kept for the session: the tracker of multiprocessing, our fork server."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # the usual case: none at all, and no need to look through /proc
         return frozenset()
-    kept = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}  # type: ignore[attr-defined]
-    kept.add(find_fork_server())
+    kept = {resource_tracker._resource_tracker._pid, find_fork_server()}  # type: ignore[attr-defined]
     folders = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return frozenset(int(f.name) for f in folders if _parent(f) == os.getpid() and int(f.name) not in kept)
 

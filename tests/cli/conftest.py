@@ -1,29 +1,11 @@
 """The command line in this process, in a folder of its own, with what it printed and its exit code."""
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.command_line import Outcome, Weft, run_weft
 from weft.cli.main import main
-
-
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """The standard output, which must be one strict JSON document."""
-        return json.loads(self.out, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
-
-
-Weft = Callable[..., Outcome]
 
 # Digits in five steps of a small perceptron: the real thing in a tenth of a second, not accepted.
 SETTINGS = ("epochs=0.5", "batch_size=128", "model.hidden=16", "target=none", "schedule=constant")
@@ -42,11 +24,7 @@ def weft(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.delenv("COLUMNS", raising=False)
 
     def run(*arguments: str | Path) -> Outcome:
-        with pytest.raises(SystemExit) as left:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        code = left.value.code
-        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
+        return run_weft(capsys, *arguments)
 
     return run
 

@@ -1,29 +1,35 @@
-"""The examples, run as a user runs them: each in a process of its own."""
+"""The examples: one as a user runs it, in a process of its own; the others in the process of the tests."""
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.command_line import run_weft
 from tests.docs.documents import ROOT
 from weft.records import read_record
 
 pytestmark = pytest.mark.slow
 
 EXAMPLES = ROOT / "examples"
-WEFT = ("-m", "weft")
+Run = Callable[[str], str]
 
 
-def run(*arguments: str, cwd: Path) -> str:
-    """What Python prints when it is run with these arguments; warnings are errors."""
-    command = [sys.executable, "-W", "error", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """What an example prints, run in an empty folder; warnings are errors, as in all tests."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(name: str) -> str:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
 def test_every_example_is_tested() -> None:
@@ -31,16 +37,23 @@ def test_every_example_is_tested() -> None:
     assert [example.name for example in EXAMPLES.glob("*.py") if f'"{example.name}"' not in text] == []
 
 
-def test_own_recipe(tmp_path: Path) -> None:
-    out = tmp_path / "run"
+def test_own_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
     path = (EXAMPLES / "own_recipe.py").relative_to(ROOT)
-    printed = run(*WEFT, "run", f"{path}:recipe", "--quiet", "--out", str(out), cwd=ROOT)
-    assert "PASS  test/accuracy >= 0.97" in printed
-    assert read_record(out).repetitions[0].stop_reason == "target reached (accuracy >= 0.99)"
+    outcome = run_weft(capsys, "run", f"{path}:recipe", "--quiet", "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    assert "PASS  test/accuracy >= 0.97" in outcome.out
+    assert read_record(tmp_path / "run").repetitions[0].stop_reason == "target reached (accuracy >= 0.99)"
 
 
-def test_measure_my_loop(tmp_path: Path) -> None:
-    printed = run(str(EXAMPLES / "measure_my_loop.py"), cwd=tmp_path)
+def test_measure_my_loop_in_a_process_of_its_own(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", str(EXAMPLES / "measure_my_loop.py")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout
     series = re.findall(r"^\w+/\w+", printed, re.MULTILINE)
     names = ["forward/wall_clock", "backward/wall_clock", "train/data_wait", "train/step_time", "train/throughput"]
     assert series == names
@@ -53,26 +66,30 @@ def last_loss(printed: str) -> float:
     return float(lines[-1].rpartition(" ")[2])
 
 
-def test_dropin_alone_and_on_two_ranks(tmp_path: Path) -> None:
-    script = str(EXAMPLES / "dropin.py")
-    assert last_loss(run(script, cwd=tmp_path)) < 0.1
-    assert last_loss(run(*WEFT, "launch", "--workers", "2", script, cwd=tmp_path)) < 0.1
+def test_dropin_alone(run: Run) -> None:
+    assert last_loss(run("dropin.py")) < 0.1
 
 
-def test_graph_gradient_penalty(tmp_path: Path) -> None:
-    printed = run(str(EXAMPLES / "graph_gradient_penalty.py"), cwd=tmp_path)
+def test_dropin_on_two_ranks(capfd: pytest.CaptureFixture[str]) -> None:
+    outcome = run_weft(capfd, "launch", "--workers", "2", EXAMPLES / "dropin.py")
+    assert outcome.code == 0, outcome.err
+    assert last_loss(outcome.out) < 0.1
+
+
+def test_graph_gradient_penalty(run: Run) -> None:
+    printed = run("graph_gradient_penalty.py")
     penalties = [float(line.split()[-1]) for line in printed.splitlines() if line.startswith("step")]
     assert len(penalties) == 5 and penalties[-1] < 0.1 * penalties[0]
 
 
-def test_graph_maxout(tmp_path: Path) -> None:
-    printed = run(str(EXAMPLES / "graph_maxout.py"), cwd=tmp_path)
+def test_graph_maxout(run: Run) -> None:
+    printed = run("graph_maxout.py")
     losses = [float(line.split()[-1]) for line in printed.splitlines() if line.startswith("step")]
     assert len(losses) == 5 and losses[-1] < 0.02
 
 
-def test_graph_loops(tmp_path: Path) -> None:
-    printed = run(str(EXAMPLES / "graph_loops.py"), cwd=tmp_path)
+def test_graph_loops(run: Run) -> None:
+    printed = run("graph_loops.py")
     losses = [float(line.split()[-1]) for line in printed.splitlines() if re.match(r"step +\d+ +loss", line)]
     errors = [float(error) for error in re.findall(r"\d\.\de-\d+", printed)]
     assert len(losses) == 4 and losses[-1] < 0.05

@@ -1,5 +1,6 @@
 """A run that is killed with -9 at a random step goes on to the same bits, in one process and in two ranks."""
 
+import os
 import random
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import Weft
 from weft.records.record_file import read_record
 from weft.records.run_folder import RunFolder
 
@@ -15,19 +17,12 @@ SETTINGS = ["--set", "epochs=1.2", "--set", "checkpoint_steps=5", "--set", "batc
 DEADLINE = 100.0
 
 
-def weft(*arguments: str) -> subprocess.Popen[bytes]:
+def start_and_kill(*arguments: str, log: Path, step: int) -> None:
+    """A process of its own: watch the log for the step, then kill. The run may get a few steps further, which is the
+    point."""
     command = [sys.executable, "-m", "weft", "run", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-def finish(process: subprocess.Popen[bytes]) -> int:
-    _, errors = process.communicate(timeout=DEADLINE)
-    assert process.returncode in (0, 1), errors.decode()
-    return process.returncode
-
-
-def kill_at(process: subprocess.Popen[bytes], log: Path, step: int) -> None:
-    """Watch the log for the step, then kill. The run may get a few steps further, which is the point."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
     deadline = time.monotonic() + DEADLINE
     while time.monotonic() < deadline and process.poll() is None:
         if log.exists() and log.read_bytes().count(b'"StepEnded"') >= step:
@@ -39,14 +34,15 @@ def kill_at(process: subprocess.Popen[bytes], log: Path, step: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [[], ["--workers", "2"]], ids=["one process", "two ranks"])
-def test_killed_at_a_random_step_and_resumed(tmp_path: Path, ranks: list[str]) -> None:
-    finish(weft("digits_cnn", *SETTINGS, *ranks, "--out", str(tmp_path / "whole")))
+def test_killed_at_a_random_step_and_resumed(weft: Weft, tmp_path: Path, ranks: list[str]) -> None:
+    weft("run", "digits_cnn", *SETTINGS, *ranks, "--out", tmp_path / "whole")
     step = random.Random(len(ranks)).randint(6, 18)
-    kill_at(weft("digits_cnn", *SETTINGS, *ranks, "--out", str(tmp_path / "cut")), tmp_path / "cut" / "log.jsonl", step)
+    log = tmp_path / "cut" / "log.jsonl"
+    start_and_kill("digits_cnn", *SETTINGS, *ranks, "--out", str(tmp_path / "cut"), log=log, step=step)
     assert read_record(tmp_path / "cut").repetitions[0].status == "running"
     assert list(RunFolder(tmp_path / "cut").checkpoint.rglob("index.json"))
 
-    finish(weft("--resume", str(tmp_path / "cut"), "--quiet"))
+    weft("run", "--resume", tmp_path / "cut", "--quiet")
     whole, resumed = (read_record(tmp_path / name).repetitions[0] for name in ("whole", "cut"))
     assert resumed.status == "done"
     assert resumed.hashes == whole.hashes

@@ -1,82 +1,32 @@
 """Servers and workers as real processes: replays to the last bit, and deaths by kill -9."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.command_line import Weft
+from tests.processes.killing import DEADLINE, kill_when_under_way, use_killer, wait_until
 from weft.distributed.consistency.server import read_decisions, read_summary
-from weft.engines.rank_program import has_joined, read_process
 from weft.errors import RunFolderError
 from weft.proving.audit import audit_arrival
 from weft.records.record_file import read_record
 
-DEADLINE = 100.0
 SETTINGS = ["--set", "epochs=2", "--set", "batch_size=64", "--quiet"]
-
-
-def start(*arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "weft", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-
-
-def finish(process: subprocess.Popen[bytes]) -> str:
-    try:
-        _, errors = process.communicate(timeout=DEADLINE)
-    finally:
-        process.kill()  # one that is late, and with it all its ranks
-        process.wait()
-    assert process.returncode in (0, 1), errors.decode()
-    return errors.decode()
-
-
-def meeting_folder() -> Path:
-    """The folder in which the ranks of the one run meet."""
-    (folder,) = Path(os.environ["TMPDIR"]).glob("weft-ranks-*")
-    return folder
-
-
-def wait_until(process: subprocess.Popen[bytes], is_so: Callable[[], bool], otherwise: str) -> None:
-    """Look again and again while the run goes on, up to a deadline."""
-    deadline = time.monotonic() + DEADLINE
-    while time.monotonic() < deadline and process.poll() is None:
-        if is_so():
-            return
-        time.sleep(0.002)
-    raise AssertionError(otherwise)
-
-
-def kill_when_under_way(process: subprocess.Popen[bytes], run: Path, rank: int, *, is_server: bool = False) -> None:
-    """Kill a rank with -9 after some steps of rank 0, when the others know it too: ranks do not start together."""
-    log = run / "log.jsonl"
-
-    def is_under_way() -> bool:
-        if not log.exists() or log.read_bytes().count(b'"StepEnded"') < 10:
-            return False
-        return is_server or has_joined(meeting_folder(), rank)
-
-    wait_until(process, is_under_way, "the run did not get under way")
-    victim = read_process(meeting_folder(), rank)
-    assert victim is not None
-    os.kill(victim, signal.SIGKILL)
+SIMULATED = ["--compute-seconds", "0.001", "--quiet"]
 
 
 @pytest.mark.slow
-def test_a_run_of_four_processes_is_replayed_to_the_last_bit(tmp_path: Path) -> None:
+def test_a_run_of_four_processes_is_replayed_to_the_last_bit(weft: Weft, tmp_path: Path) -> None:
     """On real processes again, and on the virtual cluster."""
     first = tmp_path / "first"
     plan = "data=4 consistency=async topology=server(shards=2)"
-    finish(start("run", "digits_mlp", "--plan", plan, *SETTINGS, "--out", str(first)))
-    told = finish(start("run", "--replay", str(first), "--quiet", "--out", str(tmp_path / "again")))
-    assert "to the last bit" in told
-    virtual = start("simulate", "--replay", str(first), "--compute-seconds", "0.001", "--quiet", "--json")
-    assert "to the last bit" in finish(virtual)
+    weft("run", "digits_mlp", "--plan", plan, *SETTINGS, "--out", first)
+    assert "to the last bit" in weft("run", "--replay", first, "--quiet", "--out", tmp_path / "again").err
+    assert "to the last bit" in weft("simulate", "--replay", first, *SIMULATED, "--json").err
     repetition = read_record(first).repetitions[0]
     summary = read_summary(first, 0, 0)
     assert summary is not None
@@ -85,7 +35,7 @@ def test_a_run_of_four_processes_is_replayed_to_the_last_bit(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_servers_without_slack_end_with_the_bits_of_synchronous_processes(tmp_path: Path) -> None:
+def test_servers_without_slack_end_with_the_bits_of_synchronous_processes(weft: Weft, tmp_path: Path) -> None:
     """Four real processes of every kind, and four virtual ranks that add in the order of ranks."""
     plans = {
         "run": ("data=4", "data=4 topology=direct", "data=4 consistency=stale(0) topology=server(shards=2)"),
@@ -96,7 +46,7 @@ def test_servers_without_slack_end_with_the_bits_of_synchronous_processes(tmp_pa
         given = ["--compute-seconds", "0.001"] if command == "simulate" else []
         for number, plan in enumerate(texts):
             out = tmp_path / f"{command}-{number}"
-            finish(start(command, "digits_mlp", "--plan", plan, *SETTINGS, *given, "--out", str(out)))
+            weft(command, "digits_mlp", "--plan", plan, *SETTINGS, *given, "--out", out)
             found.add(read_record(out).repetitions[0].hashes["parameters"])
     assert len(found) == 1
 
@@ -110,24 +60,21 @@ def test_servers_without_slack_end_with_the_bits_of_synchronous_processes(tmp_pa
     ],
     ids=["elastic", "host servers"],
 )
-def test_elastic_ranks_and_host_servers_are_replayed_to_the_last_bit(plan: str, tmp_path: Path) -> None:
+def test_elastic_ranks_and_host_servers_are_replayed_to_the_last_bit(plan: str, weft: Weft, tmp_path: Path) -> None:
     """Real processes once, and their record on the virtual cluster."""
     first = tmp_path / "first"
-    finish(start("run", "digits_mlp", "--plan", plan, *SETTINGS, "--out", str(first)))
-    virtual = start("simulate", "--replay", str(first), "--compute-seconds", "0.001", "--quiet", "--json")
-    assert "to the last bit" in finish(virtual)
+    weft("run", "digits_mlp", "--plan", plan, *SETTINGS, "--out", first)
+    assert "to the last bit" in weft("simulate", "--replay", first, *SIMULATED, "--json").err
 
 
 @pytest.mark.slow
-def test_a_worker_and_a_server_that_are_killed(tmp_path: Path) -> None:
+def test_a_worker_and_a_server_that_are_killed(weft: Weft, tmp_path: Path) -> None:
     """The worker is done without; the server is restored from its last snapshot, and says what was lost."""
     run = tmp_path / "run"
     plan = "data=3 consistency=async topology=server(shards=1,place=own)"
     settings = ["--set", "epochs=4", "--set", "batch_size=32", "--quiet"]
-    process = start("run", "digits_mlp", "--plan", plan, *settings, "--out", str(run))
-    kill_when_under_way(process, run, 1)
-    kill_when_under_way(process, run, 3, is_server=True)
-    finish(process)
+    with use_killer(run, 1, server=3):
+        weft("run", "digits_mlp", "--plan", plan, *settings, "--out", run)
     (repetition,) = read_record(run).repetitions
     assert repetition.status == "done"
     lines = [json.loads(line) for line in (run / "decisions/seed-0/shard-0.jsonl").read_text().splitlines()]
@@ -145,15 +92,21 @@ def has_returned(rank: int, journal: str) -> bool:
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_started_again(tmp_path: Path) -> None:
-    """It gets the weights as they are then, and takes part until the end, which Ctrl-C brings."""
+    """It gets the weights as they are then, and takes part until the end, which Ctrl-C brings to a process of its own,
+    as a user starts it."""
     run = tmp_path / "run"
     plan = "data=3 consistency=async topology=server"
     settings = ["--set", "epochs=100000", "--set", "batch_size=32", "--quiet", "--restarts", "1"]
-    process = start("run", "digits_mlp", "--plan", plan, *settings, "--out", str(run))
+    command = [sys.executable, "-m", "weft", "run", "digits_mlp", "--plan", plan, *settings, "--out", str(run)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     journal = run / "decisions/seed-0/shard-0.jsonl"
+
+    def goes_on() -> bool:
+        return process.poll() is None
+
     try:
-        kill_when_under_way(process, run, 1)
-        wait_until(process, lambda: has_returned(1, journal.read_text()), "the worker did not return")
+        kill_when_under_way(goes_on, run, 1)
+        wait_until(lambda: has_returned(1, journal.read_text()), goes_on, "the worker did not return")
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=DEADLINE)
     finally:
