@@ -31,7 +31,7 @@ def ask(turn: int = 0, run: int = 0, value: float = 2.0) -> Request:
     return Request(2, run, Pair(2, turn), [torch.full((7,), value), torch.full((2,), value, dtype=torch.float64)])
 
 
-def tags(answers: list[Outgoing]) -> list[Tag]:
+def tags(answers: list[Outgoing]) -> list[str]:
     return [answer.tag for answer in answers]
 
 
