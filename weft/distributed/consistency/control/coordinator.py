@@ -73,11 +73,7 @@ class Sums:
 
 @final
 class Coordinator:
-    """Outlives trainings: a rank that is lost in one is not waited for in the next.
-
-    Args:
-        ranks: that it is for.
-    """
+    """Outlives trainings: a rank that is lost in one is not waited for in the next."""
 
     def __init__(self, ranks: Collection[int]) -> None:
         self.ranks = ranks

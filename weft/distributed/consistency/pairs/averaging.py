@@ -50,11 +50,7 @@ class AbstractAveraging(ABC):
 
 @final
 class PairAveraging(AbstractAveraging):
-    """With one partner, if this is a rank that asks (AD-PSGD).
-
-    Args:
-        seed: of the partners that are chosen by chance.
-    """
+    """With one partner, chosen by chance, if this is a rank that asks (AD-PSGD)."""
 
     def __init__(
         self, mailbox: RunMailbox, weights: FlatTensors, replay: ReplayPlan | None, *, split: Split, seed: int

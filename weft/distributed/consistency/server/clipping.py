@@ -18,14 +18,13 @@ from weft.training.gradients import clip_factor
 
 __all__ = ["NormExchange"]
 
+PATIENCE_SECONDS = 60.0
+"""How long a server waits for the others to be there when a training begins."""
+
 
 @final
 class NormExchange:
-    """Every shard makes the same updates in the same order, and waits in each for the norms of all.
-
-    Args:
-        peers: the addresses of the other shards.
-    """
+    """Every shard makes the same updates in the same order, and waits in each for the norms of all its peers."""
 
     def __init__(self, mailbox: AbstractMailbox, *, header: InitHeader, peers: Sequence[int]) -> None:
         self._mailbox = mailbox
@@ -35,7 +34,7 @@ class NormExchange:
         self._own: dict[int, Tensor] = {}
         self._given: dict[tuple[int, int], dict[int, Tensor]] = {}  # by update and shard; some are an update ahead
         self._lost: set[int] = set()
-        mailbox.await_peers(peers)
+        mailbox.await_peers(peers, mailbox.clock.now() + PATIENCE_SECONDS)
 
     def has_started(self, update: int) -> bool:
         return update == self._update

@@ -12,7 +12,6 @@ __all__ = [
     "Commit",
     "Decision",
     "Drop",
-    "DropReason",
     "Join",
     "Leave",
     "Push",
@@ -21,8 +20,6 @@ __all__ = [
     "read_decisions",
     "read_summary",
 ]
-
-DropReason = Literal["late"]
 
 Push = tuple[int, int]
 """Rank and step."""
@@ -54,7 +51,7 @@ class Drop:
 
     rank: int
     step: int
-    reason: DropReason = "late"
+    reason: Literal["late"] = "late"
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class ElasticSteps:
         self._gradients: dict[str, Tensor | None] = {}
         self._weight = 0.0
         self._set_out_at: float | None = None
-        self._traffic = Traffic()
+        self.traffic = Traffic()
 
     def start(self) -> None:
         empty = self._session.mailbox.empty
@@ -54,13 +54,9 @@ class ElasticSteps:
     def number(self) -> int:
         return self._block * self._settings.period + self._num_taken
 
-    @property
-    def traffic(self) -> Traffic:
-        return self._traffic
-
     def begin(self, weight: float) -> GradientSink:
         self._gradients, self._weight = {}, weight
-        self._traffic = Traffic()
+        self.traffic = Traffic()
         if self._num_taken == 0:
             self._visit()
         return self._gradients.__setitem__
@@ -93,7 +89,7 @@ class ElasticSteps:
             if answer is not None and answer.header.get("moved"):  # a shard that was restored has not seen x
                 self._pull_together(link)
         num_bytes = sum(tensor.nbytes for tensor in self._sent.values())
-        self._traffic = Traffic(clock.now() - waited, waited - set_out_at, num_bytes)
+        self.traffic = Traffic(clock.now() - waited, waited - set_out_at, num_bytes)
 
     @torch.no_grad()
     def _pull_together(self, link: ShardLink) -> None:

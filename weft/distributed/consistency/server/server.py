@@ -106,9 +106,7 @@ class _Server:
             return
         self._end_run()
         weights, slots = message.tensors[: header.num_pieces], message.tensors[header.num_pieces : num_weights]
-        state = ShardState(
-            self._mailbox, spec=self._spec, header=header, weights=weights, buffers=message.tensors[num_weights:]
-        )
+        state = ShardState(self._mailbox, self._spec, header, weights, message.tensors[num_weights:])
         state.begin(slots)
         early = self._coordinator.begin(header.run)
         self._run = run = self._make_run(state)
@@ -122,9 +120,7 @@ class _Server:
         found = read_snapshot(self._spec.snapshot) if self._spec.snapshot is not None else None
         if found is None:
             return
-        state = ShardState(
-            self._mailbox, spec=self._spec, header=found.header, weights=found.weights, buffers=found.buffers
-        )
+        state = ShardState(self._mailbox, self._spec, found.header, found.weights, found.buffers)
         state.restore(found)
         self._coordinator.begin(found.header.run)
         self._run = self._make_run(state, restored_at=found.version)

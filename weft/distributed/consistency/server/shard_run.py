@@ -154,7 +154,10 @@ class ShardRun:
         if not all(self._ranks[rank].is_known for rank, _ in header.pushes):  # let go by a server that is lost
             self._count_lost(header.version)
             self._answers.owe(host)  # also if all of them have died meanwhile
-            self._arrive_again([push for push in header.pushes if push[0] not in self._coordinator.gone], host)
+            present = [push for push in header.pushes if push[0] not in self._coordinator.gone]
+            for rank, _ in present:
+                self._ranks[rank].host = host
+            self._carry_out([d for rank, step in present for d in self.policy.arrive(rank, step + 1, self._now)])
             return
         if not self._expects(header.pushes):
             return
@@ -167,11 +170,6 @@ class ShardRun:
             rank, step, versions[0], weight, header.lr, given, others=tuple(versions[1:]), host=host
         )
         self._carry_out(self.policy.push(rank, step, self._now, others))
-
-    def _arrive_again(self, pushes: Sequence[Push], host: int) -> None:
-        for rank, _ in pushes:
-            self._ranks[rank].host = host
-        self._carry_out([d for rank, step in pushes for d in self.policy.arrive(rank, step + 1, self._now)])
 
     def _accept(self, tensors: Sequence[Tensor], absent: Sequence[int]) -> tuple[Tensor | None, ...]:
         given = with_absent(tensors, absent, len(self._state.shard.weights))

@@ -97,7 +97,6 @@ class ShardState:
     def __init__(
         self,
         mailbox: AbstractMailbox,
-        *,
         spec: ServerSpec,
         header: InitHeader,
         weights: Sequence[Tensor],

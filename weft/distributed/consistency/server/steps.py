@@ -73,7 +73,7 @@ class GradientSteps:
         self._weight = 0.0
         self._set_out_at: float | None = None  # when the first gradients of this step did
         self._early_bytes = 0
-        self._traffic = Traffic()
+        self.traffic = Traffic()
 
     def start(self) -> None:
         self._pending = [PendingGradients() for _ in self._session.carriers]
@@ -82,10 +82,6 @@ class GradientSteps:
     @property
     def number(self) -> int:
         return self._session.step
-
-    @property
-    def traffic(self) -> Traffic:
-        return self._traffic
 
     def begin(self, weight: float) -> GradientSink:
         self._gradients, self._weight = {}, weight
@@ -115,7 +111,7 @@ class GradientSteps:
         waited = self._now
         num_bytes = self._exchange(update.lr, loss.hex() if self._settings.is_synchronous else None)
         hidden = waited - self._set_out_at if self._set_out_at is not None else 0.0
-        self._traffic = Traffic(self._now - waited, hidden, num_bytes + self._early_bytes)
+        self.traffic = Traffic(self._now - waited, hidden, num_bytes + self._early_bytes)
         total = self._session.links[0].loss
         return own if total is None else total, state
 
