@@ -138,6 +138,7 @@ def _hosted(step: _Step) -> CommunicationCost:
 
 PLAN_COSTS: Mapping[tuple[str, str], Callable[[_Step], CommunicationCost]] = {
     ("sync", "peers"): _sync,
+    ("sync", "server"): _served,
     ("local", "peers"): _local,
     ("gossip", "peers"): _gossip,
     ("elastic", "peers"): _elastic,

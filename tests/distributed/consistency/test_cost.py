@@ -1,5 +1,7 @@
 """What each consistency says that it costs, held against what was counted below it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -19,6 +21,7 @@ from weft.planning.gossip_graphs import num_neighbours
 from weft.planning.plan_cost import PLAN_COSTS
 from weft.specs import parse_plan
 from weft.specs.axes import AXES
+from weft.specs.plan import Choice
 from weft.training.optimizers import Momentum, Optimizer
 from weft.training.replicas import Update
 
@@ -116,4 +119,4 @@ def test_every_consistency_has_a_row() -> None:
 
 def test_a_plan_without_a_formula_is_refused() -> None:
     with pytest.raises(UsageError, match="cost of this plan is not known"):
-        plan_cost(parse_plan("data=2 topology=server"), 1.0)
+        plan_cost(replace(parse_plan("data=2 topology=server"), consistency=Choice("local")), 1.0)

@@ -51,7 +51,9 @@ def use_servers(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[Abs
     servers = [address for address in place.addresses(plan) if roles.kinds[address] != "worker"]
     if not workers:
         (address,) = servers
-        _serve(place.open_mailbox(plan, address), _server_at(address, plan, place, spec, is_restored=True))
+        _serve(
+            place.open_mailbox(plan, address), _server_at(address, plan, place, spec, is_restored=bool(roles.restored))
+        )
         yield None
         return
     (rank,) = workers
@@ -100,7 +102,7 @@ def _server_spec(shard: int, plan: Plan, place: AbstractPlace, spec: RunSpec, sn
     settings = settings_of(plan, optimizer, spec.clip_norm)
     # Where ranks update by themselves, servers need no optimizer, and keep no state of one.
     updater = optimizer if settings.form == "gradient" else Optimizer(SGD(), lr=optimizer.lr)
-    replay = spec.replay
+    replay = None if settings.is_synchronous else spec.replay
     recorded = {seed: read_decisions(replay, seed, shard) for seed in spec.seeds} if replay else None
 
     def policy_for(seed: int, is_fresh: bool) -> AbstractPolicy:
@@ -114,7 +116,7 @@ def _server_spec(shard: int, plan: Plan, place: AbstractPlace, spec: RunSpec, sn
         settings=settings,
         make_policy=policy_for,
         make_optimizer=partial(place.charge_updates, updater),
-        run=spec.run,
+        run=None if settings.is_synchronous else spec.run,  # whose updates depend on nothing that is decided
         snapshot=snapshot,
     )
 
