@@ -96,7 +96,7 @@ class ShardLink:
             self._mailbox.await_peers([self.address], self._mailbox.clock.now() + seconds)
         except DeadlineError:
             about = f"peer: {self.address}, waited: {seconds:g} s"
-            text = f"server is lost, and none came in its place ({about}); resume the run from its checkpoint"
+            text = f"server is lost, and none came in its place ({about}); start again"
             raise PeerLostError(text, self.address) from None
 
     def ask(

@@ -299,4 +299,4 @@ class ShardRun:
 
 def _missed(rank: int) -> PeerLostError:
     about = f"rank: {rank}, ranks take no step without each other"
-    return PeerLostError(f"rank {rank} is lost ({about}); resume the run from its checkpoint", rank)
+    return PeerLostError(f"rank {rank} is lost ({about}); start again", rank)
