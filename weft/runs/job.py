@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from weft.errors import UsageError
+from weft.errors import RunFolderError, UsageError
 from weft.recipes import find_recipe
 from weft.records.record_file import read_record
 from weft.records.run_folder import RunFolder, create_run_folder, open_run_folder
@@ -76,6 +76,8 @@ def resumed_job(path: Path, name: str | None, plan: str | None, workers: int | N
     if not record.recipe:
         raise UsageError(f"run was not made from a recipe ({path}); nothing can be resumed")
     left = tuple(r.seed for r in record.repetitions if r.status in ("running", "interrupted"))
+    if not left:  # before any rank is started
+        raise RunFolderError(f"run has ended, nothing is left to resume ({path}); start a new one")
     recipe = with_plan(Recipe.from_dict(record.recipe), plan, workers)
     return Job(recipe, folder, left, is_resumed=True, begun=find_begun(folder, left))
 
