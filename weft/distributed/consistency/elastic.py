@@ -58,7 +58,7 @@ class ElasticAveraging(AbstractScheme):
         steps: from one meeting of a rank with the centre to its next (tau of the paper).
         beta: how far all meetings of a round together draw the centre towards the ranks: 0.9 in the paper, for up to 16
             ranks. In turns only alpha need be below 1, and many ranks, each of which takes few samples, need a
-            stronger spring.
+            stronger force.
     """
 
     def __init__(self, group: AbstractGroup, *, steps: int, beta: float = 0.9) -> None:
