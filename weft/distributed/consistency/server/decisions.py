@@ -1,4 +1,4 @@
-"""The decisions of a shard, as data: these, in their order, repeat a run to the last bit; and how they are read back."""
+"""The decisions of a shard, as data: in their order they repeat a run to the last bit; and how they are read back."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

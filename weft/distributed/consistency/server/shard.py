@@ -137,7 +137,7 @@ class Shard:
         return [None if tensor is None else torch.linalg.vector_norm(tensor) for tensor in total]
 
     def _combine(self, contributions: Sequence[Contribution]) -> tuple[Sequence[Tensor | None], float]:
-        """The gradients of an update, and the factor by which its learning rate (or the difference itself) is multiplied by."""
+        """The gradients of an update, and the factor of its learning rate (or of the difference itself)."""
         first = contributions[0]
         if self._rate == "together":
             return self._add(contributions), 1.0

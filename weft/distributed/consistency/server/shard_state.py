@@ -1,4 +1,4 @@
-"""The specification of a server, and the state of a training on its shard: weights, optimizer state, snapshots of them."""
+"""The specification of a server, and the state of a training on its shard: weights, optimizer state, snapshots."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
