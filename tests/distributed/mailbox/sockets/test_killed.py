@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, MailboxKind, open_mailbox
-from weft.distributed.mailbox.secret import make_secret, write_secret
 from weft.errors import PeerLostError
+from weft.secret import make_secret, write_secret
 
 pytestmark = pytest.mark.slow
 
