@@ -40,6 +40,8 @@ def fail(rank: int, how: str) -> str:
             raise ValueError("seven is not six")
         case "usage":
             raise UsageError("no such thing (name: x); use y")
+        case "lost":
+            raise PeerLostError("rank 1 is lost", 1)
         case "exit":
             sys.exit(7)
         case "exit without result":
