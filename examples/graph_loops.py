@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.graph import Program, capture, draw_schedule, loop, rewrite, text_of
-from weft.metrics import use_tensor_memory_peak
+from weft.metrics.memory import use_tensor_memory_peak
 
 
 def rnn(state: Any, x: Tensor, checkpoints: int | None = None) -> Tensor:

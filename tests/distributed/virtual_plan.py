@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 from weft.distributed.group import AbstractGroup
 from weft.distributed.mailbox import AbstractMailbox, MailFault, RecordingMailbox
@@ -19,14 +19,13 @@ __all__ = ["FREE", "RecordingPlace", "run_plan"]
 
 FREE = ComputeModel(seconds_per_pass=0.0, seconds_per_sample=0.0, seconds_per_update=0.0, ready={})
 
-Shared = TypeVar("Shared")
-
 
 @final
 class RecordingPlace(AbstractPlace):
     """Wraps a place; mailboxes that are opened there record."""
 
-    def __init__(self, inner: AbstractPlace, mailboxes: dict[int, RecordingMailbox]) -> None:
+    def __init__(self, inner: AbstractPlace, shared: dict[str, Any], mailboxes: dict[int, RecordingMailbox]) -> None:
+        super().__init__(shared)
         self._inner = inner
         self._mailboxes = mailboxes
 
@@ -62,9 +61,6 @@ class RecordingPlace(AbstractPlace):
     def charge_updates(self, optimizer: AbstractOptimizer, fraction: float) -> AbstractOptimizer:
         return self._inner.charge_updates(optimizer, fraction)
 
-    def shared(self, name: str, make: Callable[[], Shared]) -> Shared:
-        return self._inner.shared(name, make)
-
     def mark_joined(self) -> None:
         self._inner.mark_joined()
 
@@ -83,7 +79,7 @@ def run_plan(
 
     def program(group: AbstractGroup) -> Any:
         inner = VirtualPlace(group, faults, FREE, shared)  # type: ignore[arg-type]  # some faults are mailboxes' alone
-        place = RecordingPlace(inner, {} if mailboxes is None else mailboxes)
+        place = RecordingPlace(inner, shared, {} if mailboxes is None else mailboxes)
         with realise(chosen, place, spec) as replicas:
             return None if replicas is None else work(group, replicas)
 

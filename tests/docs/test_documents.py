@@ -14,7 +14,7 @@ import weft
 from tests.docs.commands import find_fault
 from tests.docs.documents import DOCUMENTS, ROOT, blocks_of, commands_of, find_dead_links, links_of
 from weft.cli.main import app
-from weft.metrics import METRICS
+from weft.metrics.metric import METRICS
 from weft.recipes import BUILT_IN
 from weft.specs.axes import AXES, DEGREES
 from weft.training.build import EXECUTORS

@@ -12,7 +12,7 @@ import pytest
 
 from tests.command_line import run_weft
 from tests.docs.documents import ROOT
-from weft.records import read_record
+from weft.records.record_file import read_record
 
 pytestmark = pytest.mark.slow
 

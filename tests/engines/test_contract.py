@@ -26,8 +26,8 @@ ENGINES: dict[str, AbstractEngine] = {
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (local, command):
-        monkeypatch.setattr(module, "GRACE_SECONDS", 2.0)
+    monkeypatch.setattr(local, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(command, "GRACE_SECONDS", 2.0)
 
 
 @pytest.mark.slow

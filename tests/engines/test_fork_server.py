@@ -144,3 +144,10 @@ def test_ranks_that_have_ended_are_no_zombies() -> None:
     run_ranks(RankProgram("os:getpid", {}), 2)
     server: Any = find_fork_server()
     assert Path(f"/proc/{server}/task/{server}/children").read_text() == ""
+
+
+def test_launchers_do_not_import_torch() -> None:
+    """Nor do guards of ranks. Once the secret of a run lay with the mailbox, and each of them waited for torch."""
+    modules = "weft.engines.local", "weft.engines.mpirun", "weft.engines.torchrun", "weft.engines.guarded_rank"
+    program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

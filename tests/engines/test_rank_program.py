@@ -51,8 +51,7 @@ def test_a_witness_is_told_from_a_cause(
 ) -> None:
     for name, value in {"WEFT_RANK": "0", "WEFT_SIZE": "2", "WEFT_MEETING": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    rank = 1 if error == "lost" else 0
-    assert run(tmp_path, "tests.processes.plain:fail", rank=rank, how=error) == exit_code
+    assert run(tmp_path, "tests.processes.plain:fail", rank=0, how=error) == exit_code
     failure = read_failure(tmp_path, 0)
     assert failure is not None
     assert failure.is_witness == is_witness

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from weft.errors import UsageError
-from weft.metrics import count_flops
+from weft.metrics.flops import count_flops
 from weft.operators import Cost, cost_of, operator
 from weft.operators.operator import Operator
 

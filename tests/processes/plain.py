@@ -1,13 +1,15 @@
 """Rank programs that need no torch, so that they start at once."""
 
 import os
+import select
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from weft.engines import local
-from weft.engines.rank_program import RankProgram
+from weft.engines.rank_program import RankProgram, read_process
 from weft.errors import PeerLostError, UsageError
 
 
@@ -31,18 +33,29 @@ def tell(word: str) -> dict[str, Any]:
 def fail(rank: int, how: str) -> str:
     """One rank fails at once; the others see that it is gone, as a group would, and say so."""
     if own_rank() != rank:
+        wait_for_end_of(rank)
         raise PeerLostError(f"rank {rank} is lost", rank)
     match how:
         case "value":
             raise ValueError("seven is not six")
         case "usage":
             raise UsageError("no such thing (name: x); use y")
+        case "lost":
+            raise PeerLostError("rank 1 is lost", 1)
         case "exit":
             sys.exit(7)
         case "exit without result":
             sys.exit(0)
         case _:
             raise AssertionError(how)
+
+
+def wait_for_end_of(rank: int) -> None:
+    """Return when that rank has begun, and has ended."""
+    while (process := read_process(Path(sys.argv[1]), rank)) is None:
+        signal.sigtimedwait([], 0.005)
+    with suppress(ProcessLookupError):
+        select.select([os.pidfd_open(process)], [], [])
 
 
 def die(joins: bool) -> str:
@@ -59,6 +72,7 @@ def print_and_fail(rank: int) -> None:
     print(f"rank {own_rank()} begins")
     if own_rank() == rank:
         sys.exit("the disk is full")
+    wait_for_end_of(rank)
     raise PeerLostError(f"rank {rank} is lost", rank)
 
 

@@ -20,6 +20,21 @@ def keep_contract(kind: Kind, program: str = "everything", ranks_per_host: int =
         group.close()
 
 
+def keep_contract_and_lose_peer() -> tuple[list[contract.Report], list[contract.Report], list[int]]:
+    """Under mpirun, whose ranks are dear to start: the contract by all, by the first two alone, and a last rank that
+    falls silent, and has then no result."""
+    from mpi4py import MPI
+
+    own = contract.everything(open_group(find_launch(), "mpi", timeout=30))
+    whole = MPI.COMM_WORLD.allgather(own)
+    group = open_group(find_launch(), "mpi", timeout=30, generation=1)
+    pair = contract.everything(group.split(colour=int(group.rank < 2), key=group.rank))
+    pairs = MPI.COMM_WORLD.allgather(pair)[:2]
+    group.close()
+    short = open_group(find_launch(), "mpi", timeout=contract.CONTRACT_TIMEOUT, generation=2)
+    return whole, pairs, contract.lose(short, "all_reduce", None)
+
+
 def meet_over(kinds: list[Kind]) -> list[str]:
     """Meet over each kind in turn, each time anew; the names of the groups, and their sums."""
     met = []

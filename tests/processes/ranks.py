@@ -15,8 +15,12 @@ DEADLINE_SECONDS = 40.0
 POLL_SECONDS = 0.005
 
 
-def run_processes(path: str, size: int, *, deadline: float = DEADLINE_SECONDS, **arguments: Any) -> list[Any]:
+def run_processes(
+    path: str, size: int, *, deadline: float = DEADLINE_SECONDS, is_last_silent: bool = False, **arguments: Any
+) -> list[Any]:
     """Call `module:function` with the arguments on every rank; results in rank order, None for a rank that died.
+
+    A last rank that falls silent is ended when the others are done.
 
     Raises AssertionError with the first traceback of a rank that failed, or when the ranks outlive the deadline; then
     with what they printed, to which belongs the stack of each.
@@ -30,7 +34,7 @@ def run_processes(path: str, size: int, *, deadline: float = DEADLINE_SECONDS, *
         try:
             for rank in range(size):
                 ranks.append(_start(folder, rank, size))
-            is_late = not _join(ranks, deadline)
+            is_late = not _join(ranks[:-1] if is_last_silent else ranks, deadline)
         finally:
             _end(ranks)
         failures = [failure for rank in range(size) if (failure := read_failure(folder, rank))]

@@ -11,7 +11,7 @@ from rich.console import Console
 from weft.errors import ComparisonError
 from weft.metrics.comparison import NO_DIFFERENCE
 from weft.records.record import RunRecord
-from weft.report import check_comparable, compare_runs, render_comparison
+from weft.report.comparison import check_comparable, compare_runs, render_comparison
 
 SLOW = [2.0, 2.1, 2.2, 2.3, 2.1, 2.0]
 FAST = [1.0, 1.1, 1.0, 1.2, 1.1, 1.0]

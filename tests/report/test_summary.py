@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from weft.records.record import Repetition, RunRecord, Status, Verdict
-from weft.report import render_run
-from weft.report.summary import verdict_lines
+from weft.report.summary import render_run, verdict_lines
 
 
 def shown(record: RunRecord, *, details: bool = False, encoding: str = "utf-8") -> str:

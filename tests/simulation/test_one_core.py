@@ -1,11 +1,10 @@
 """Simulations keep to cores of their own."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.processes.ranks import run_processes
 from weft.simulation.one_core import claim_core, use_one_core
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no threads")
@@ -19,18 +18,27 @@ def test_one_core_is_used_and_then_all_again() -> None:
     assert os.sched_getaffinity(0) == before
 
 
+def can_claim(core: int) -> bool:
+    """What another process does, which ends with its claim."""
+    global held
+    held = claim_core(core)
+    return held is not None
+
+
+held: object = None
+
+
 def test_a_core_is_claimed_by_one_process_until_it_ends() -> None:
     nobodys = 1_000_000 + os.getpid()
-    other = f"from weft.simulation.one_core import claim_core; print(claim_core({nobodys}) is not None)"
 
-    def can_other_claim() -> str:
-        return subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True).stdout
+    def can_other_claim() -> list[bool]:
+        return run_processes("tests.simulation.test_one_core:can_claim", 1, core=nobodys)
 
     mine = claim_core(nobodys)
     assert mine is not None
-    assert can_other_claim() == "False\n"
+    assert can_other_claim() == [False]
     mine.close()
-    assert can_other_claim() == "True\n"
+    assert can_other_claim() == [True]
     again = claim_core(nobodys)
     assert again is not None, "a process that has ended still holds its core"
     again.close()

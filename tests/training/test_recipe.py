@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.errors import RecipeError
+from weft.errors import PlanError, RecipeError
 from weft.metrics.metric import Rule
 from weft.training.component import Component
 from weft.training.recipe import Fixed, Mutable, Recipe
@@ -125,7 +125,6 @@ def test_value_of_a_setting(key: str, text: str, value: Any) -> None:
         ("epochs", "true", "wrong type"),
         ("clip_norm", "big", "wrong type"),
         ("clip_norm", "1e999", "cannot be written as JSON"),
-        ("plan", "1", r"wrong type \(plan: 1, wanted: str\)"),
         ("metrics", "1", "wrong type"),
         ("target", "high", "wrong type"),
         ("target", "acuracy:0.9", r"unknown metric \(acuracy\); did you mean 'accuracy'"),
@@ -135,6 +134,11 @@ def test_value_of_a_setting(key: str, text: str, value: Any) -> None:
 def test_wrong_setting(key: str, text: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         RECIPE.with_setting(key, text)
+
+
+def test_a_wrong_plan_is_refused_as_plans_are() -> None:
+    with pytest.raises(PlanError, match=r"unknown word in a plan \(1\)"):
+        RECIPE.with_setting("plan", "1")
 
 
 def test_bound_without_a_metric() -> None:

@@ -50,22 +50,18 @@ def probe(
 
 def _print_tables(found: "ClusterProbe", choices: "list[Chosen]") -> None:
     from weft.cli.output import print_tables
-    from weft.report.quantity import scale_of
+    from weft.report.quantity import format_quantity
     from weft.report.table import aligned, section
 
-    def quantity(value: float, unit: str) -> str:
-        scale = scale_of([value], unit)
-        return f"{scale.format(value)} {scale.unit}"
-
     def rate(seconds_per_byte: float) -> str:
-        return f"{quantity(1 / seconds_per_byte, 'B')}/s" if seconds_per_byte else "no limit seen"
+        return f"{format_quantity(1 / seconds_per_byte, 'B')}/s" if seconds_per_byte else "no limit seen"
 
     fits = {"inside a host": found.inside, "over sockets": found.between}
-    rows = [(n, quantity(f.alpha, "s"), rate(f.beta), f"{f.worst_error:.0%}") for n, f in fits.items()]
+    rows = [(n, format_quantity(f.alpha, "s"), rate(f.beta), f"{f.worst_error:.0%}") for n, f in fits.items()]
     print_tables(section("messages", aligned("lrrr", rows, ("link", "a message", "then", "largest residual"))))
     by_size = {size: [c for c in choices if c.num_bytes == size] for size in SIZES}
     cells = [
-        (quantity(size, "B"), *(f"{c.algorithm} {quantity(c.seconds, 's')}" for c in row))
+        (format_quantity(size, "B"), *(f"{c.algorithm} {format_quantity(c.seconds, 's')}" for c in row))
         for size, row in by_size.items()
     ]
     headers = ("message", *(f"{num_ranks} ranks" for num_ranks in NUMS_RANKS))

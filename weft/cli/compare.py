@@ -19,7 +19,7 @@ def compare(
     """Compare two runs, and say whether they differ."""
     from weft.cli.output import print_json, print_tables
     from weft.records.record_file import read_record
-    from weft.report import check_comparable, compare_runs, render_comparison
+    from weft.report.comparison import check_comparable, compare_runs, render_comparison
 
     a, b = read_record(run_a), read_record(run_b)
     if not force:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.options import Json
+from weft.report.quantity import format_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,12 +141,16 @@ def _render_bench(roofline: Roofline, results: Sequence[BenchResult]) -> Rendera
 
 def _bench_row(label: str, result: BenchResult) -> tuple[str, ...]:
     shapes = " ".join("x".join(map(str, shape)) or "scalar" for shape in result.shapes)
-    head = (label, result.operator, result.direction, shapes, _quantity(result.seconds.median, "s"))
+    head = (label, result.operator, result.direction, shapes, format_quantity(result.seconds.median, "s"))
     found = result.placement
     if found is None:
         return (*head, "-", "-", "-", "cost not known", "-")
     roof = "peak" if found.bound == "compute" else found.memory
-    rates = (_quantity(found.flop_rate, "FLOP/s"), _quantity(found.byte_rate, "B") + "/s", f"{found.intensity:.3g}")
+    rates = (
+        format_quantity(found.flop_rate, "FLOP/s"),
+        format_quantity(found.byte_rate, "B") + "/s",
+        f"{found.intensity:.3g}",
+    )
     return (*head, *rates, roof, f"{found.share:.1%}")
 
 
@@ -153,20 +158,13 @@ def _ceiling_rows(roofline: Roofline) -> list[tuple[str, str, str]]:
     rows = []
     for memory in roofline.ceilings:
         size = "" if memory.num_bytes is None else f"up to {memory.num_bytes / 2**10:,.0f} KiB"
-        rows.append((memory.name, _quantity(memory.bytes_per_second, "B") + "/s", size))
+        rows.append((memory.name, format_quantity(memory.bytes_per_second, "B") + "/s", size))
     for name, peak in roofline.peaks.items():
         remark = "frequency not known"
         if peak.nominal is not None and roofline.frequency is not None:
             remark = (
-                f"{_quantity(peak.nominal, 'FLOP/s')} from {roofline.frequency / 1e9:.2f} GHz x "
+                f"{format_quantity(peak.nominal, 'FLOP/s')} from {roofline.frequency / 1e9:.2f} GHz x "
                 f"{8 * roofline.vector_bytes} bits x 2 multiply-adds a cycle"
             )
-        rows.append((f"peak {name}", _quantity(peak.measured, "FLOP/s"), remark))
+        rows.append((f"peak {name}", format_quantity(peak.measured, "FLOP/s"), remark))
     return rows
-
-
-def _quantity(value: float, unit: str) -> str:
-    from weft.report.quantity import scale_of
-
-    scale = scale_of([value], unit)
-    return f"{scale.format(value)} {scale.unit}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli.options import Json, Settings
+from weft.report.quantity import format_quantity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,10 +73,12 @@ def _render(found: Profile, roofline: Roofline, top: int) -> RenderableType:
 
 def _summary(found: Profile) -> str:
     interval = found.seconds.interval
-    spread = f" [{_quantity(interval.low, 's')}, {_quantity(interval.high, 's')}]" if interval.is_known else ""
+    spread = (
+        f" [{format_quantity(interval.low, 's')}, {format_quantity(interval.high, 's')}]" if interval.is_known else ""
+    )
     return (
-        f"{len(found.operators)} operators take {_quantity(found.seconds.median, 's')}{spread} a step: "
-        f"{_quantity(found.cost.flops, 'FLOP')}, {_quantity(found.cost.bytes_moved, 'B')} moved "
+        f"{len(found.operators)} operators take {format_quantity(found.seconds.median, 's')}{spread} a step: "
+        f"{format_quantity(found.cost.flops, 'FLOP')}, {format_quantity(found.cost.bytes_moved, 'B')} moved "
         f"(median of {found.seconds.count} steps; forward and backward, without the update)"
     )
 
@@ -90,17 +93,10 @@ def _operator_row(operator: OperatorProfile, total: float) -> Sequence[str]:
 
 
 def _cells(seconds: float, share: float, cost: Cost | None, placement: Placement | None) -> Sequence[str]:
-    time = (_quantity(seconds, "s"), f"{share:.1%}")
-    work = ("-", "-") if cost is None else (_quantity(cost.flops, ""), _quantity(cost.bytes_moved, "B"))
+    time = (format_quantity(seconds, "s"), f"{share:.1%}")
+    work = ("-", "-") if cost is None else (format_quantity(cost.flops, ""), format_quantity(cost.bytes_moved, "B"))
     if placement is None:
         return (*time, *work, "-", "-", "-", "-")
     roof = "peak" if placement.bound == "compute" else placement.memory
-    rate = _quantity(placement.flop_rate, "FLOP/s")
+    rate = format_quantity(placement.flop_rate, "FLOP/s")
     return (*time, *work, rate, f"{placement.intensity:.3g}", roof, f"{placement.share:.1%}")
-
-
-def _quantity(value: float, unit: str) -> str:
-    from weft.report.quantity import scale_of
-
-    scale = scale_of([value], unit)
-    return f"{scale.format(value)} {scale.unit}".rstrip()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.options import Json, Plan, Settings, Workers
+from weft.cli.options import Json, Out, Plan, Quiet, Repeat, Replay, Seed, Settings, Workers
 
 if TYPE_CHECKING:
     from weft.records.record import RunRecord
@@ -20,25 +20,18 @@ def run(
     settings: Settings = None,
     plan: Plan = None,
     workers: Workers = None,
-    repeat: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Train this often, a seed each; 1 if not given.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, metavar="S", help="The first seed; 0 if not given.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The run folder to make; a new one in runs/ if not given.")
-    ] = None,
+    repeat: Repeat = None,
+    seed: Seed = None,
+    out: Out = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder, to the same bits.")
     ] = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Repeat the run in this folder, in the order it had, bit for bit."),
-    ] = None,
+    replay: Replay = None,
     restarts: Annotated[
         int | None,
         typer.Option(min=0, metavar="N", help="Start lost workers again, so often in all; 0 if not given."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Train a recipe and say whether the result is accepted."""
@@ -83,7 +76,7 @@ def run(
 
 def _print_result(record: "RunRecord", path: Path, *, json: bool) -> None:
     from weft.cli.output import print_json, print_tables, record_document
-    from weft.report import render_run
+    from weft.report.summary import render_run
 
     if json:
         print_json(record_document(record, path))

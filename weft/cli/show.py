@@ -17,7 +17,7 @@ def show(
     """Show the result of a run."""
     from weft.cli.output import print_json, print_tables, record_document
     from weft.records.record_file import read_record
-    from weft.report import render_run
+    from weft.report.summary import render_run
 
     record = read_record(run)
     if json:

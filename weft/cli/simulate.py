@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.options import Json, Plan, Settings
+from weft.cli.options import Json, Out, Plan, Quiet, Repeat, Replay, Seed, Settings
 
 if TYPE_CHECKING:
     from weft.simulation.simulation import Simulation
@@ -33,18 +33,11 @@ def simulate(
         typer.Option(metavar="TEXT", help="Who is slow: '1 in 20 steps 5x slower', 'rank 3 2x slower'."),
     ] = None,
     fail: Annotated[str | None, typer.Option(metavar="TEXT", help="Who dies: 'rank 3 at 40 s'.")] = None,
-    repeat: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Train this often, a seed each; 1 if not given.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, metavar="S", help="The first seed; 0 if not given.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The run folder to make; a new one in runs/ if not given.")
-    ] = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Repeat the run in this folder, in the order it had, bit for bit."),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    repeat: Repeat = None,
+    seed: Seed = None,
+    out: Out = None,
+    replay: Replay = None,
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Train on virtual ranks in this process; times in the result are those that the cluster would take."""
@@ -91,7 +84,7 @@ def simulate(
 
 def _print_result(simulation: "Simulation", path: Path, *, json: bool) -> None:
     from weft.cli.output import print_json, print_tables, record_document
-    from weft.report import render_run
+    from weft.report.summary import render_run
     from weft.report.table import aligned, section
 
     if json:

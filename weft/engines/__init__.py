@@ -1,5 +1,1 @@
-"""Where ranks run, and what works on this machine."""
-
-from weft.engines.environment import Check, check_environment, check_extras, is_fit
-
-__all__ = ["Check", "check_environment", "check_extras", "is_fit"]
+"""Engines start ranks somewhere and bring back what each returned."""

@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import final
 
-from weft.distributed.mailbox.secret import SECRET_VARIABLE, find_secret
 from weft.engines.engine import STRICT, AbstractRanks, End, Tolerance
 from weft.engines.guarded_rank import read_end
 from weft.engines.rank_program import has_result, read_process
 from weft.errors import UsageError
+from weft.secret import SECRET_VARIABLE, find_secret
 
 __all__ = ["CommandRanks", "start_command"]
 

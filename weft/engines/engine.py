@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from weft.distributed.mailbox.secret import make_secret, write_secret
 from weft.engines.rank_program import (
     INTERRUPTED,
     Failure,
@@ -24,6 +23,7 @@ from weft.engines.rank_program import (
     read_result,
 )
 from weft.errors import RankFailedError, TrainingError
+from weft.secret import make_secret, write_secret
 
 __all__ = ["STRICT", "AbstractEngine", "AbstractRanks", "End", "Tolerance", "find_cause", "run_on"]
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.metrics import Summary, TimingRule, time_callable
+from weft.metrics.statistics import Summary
+from weft.metrics.timing import TimingRule, time_callable
 from weft.operators.aten_cost import count_cost
 from weft.operators.cost import Cost
 from weft.operators.evaluation import call

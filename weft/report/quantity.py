@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Scale", "format_duration", "format_plain", "scale_of"]
+__all__ = ["Scale", "format_duration", "format_plain", "format_quantity", "scale_of"]
 
 SIGNIFICANT_DIGITS = 4
 PREFIXES = {-9: "n", -6: "µ", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
@@ -58,6 +58,16 @@ def format_plain(value: float) -> str:
     ('0.07123', 'inf')
     """
     return scale_of([value]).format(value)
+
+
+def format_quantity(value: float, unit: str) -> str:
+    """A number on its own, with its unit.
+
+    >>> format_quantity(0.01234, "s")
+    '12.34 ms'
+    """
+    scale = scale_of([value], unit)
+    return f"{scale.format(value)} {scale.unit}".rstrip()
 
 
 def format_duration(seconds: float) -> str:

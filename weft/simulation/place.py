@@ -1,10 +1,10 @@
 """A place on the virtual cluster: every worker and every server is a virtual rank, in virtual time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, final
+from typing import Any, NoReturn, final
 
 from weft.distributed.group.faulty import Fault, Kill
 from weft.distributed.group.group import AbstractGroup
@@ -18,8 +18,6 @@ from weft.specs import Plan
 from weft.training.optimizers import AbstractOptimizer
 
 __all__ = ["TIMEOUT_SECONDS", "VirtualPlace", "with_host_servers"]
-
-Shared = TypeVar("Shared")
 
 # A rank may well compute for minutes; that a peer is lost is not what this simulates.
 TIMEOUT_SECONDS = 1e6
@@ -39,10 +37,10 @@ class VirtualPlace(AbstractPlace):
     def __init__(
         self, group: AbstractGroup, faults: Sequence[Fault], compute: ComputeModel, shared: dict[str, Any]
     ) -> None:
+        super().__init__(shared)
         self._group = group
         self._faults = faults
         self._compute = compute
-        self._shared = shared
 
     @property
     def rank(self) -> int:
@@ -86,12 +84,6 @@ class VirtualPlace(AbstractPlace):
     def charge_updates(self, optimizer: AbstractOptimizer, fraction: float) -> AbstractOptimizer:
         seconds = self._compute.seconds_per_update * fraction
         return ChargingOptimizer(optimizer, replace(self._compute, seconds_per_update=seconds), self._group.clock)
-
-    def shared(self, name: str, make: Callable[[], Shared]) -> Shared:
-        if name not in self._shared:
-            self._shared[name] = make()
-        found: Shared = self._shared[name]
-        return found
 
     def mark_joined(self) -> None:
         """Nobody waits to hear it."""

@@ -89,6 +89,8 @@ def test_shared_memory_with_gloo_keeps_the_contract(size: int) -> None:
 
 @pytest.mark.parametrize("how", ["dead", "silent"])
 def test_shared_memory_with_gloo_names_a_lost_peer(how: str) -> None:
-    path = "tests.processes.programs:lose_peer"
-    told = run_processes(path, 4, kind="hierarchical", collective="all_reduce", how=how, ranks_per_host=2)
+    path, is_silent = "tests.processes.programs:lose_peer", how == "silent"
+    told = run_processes(
+        path, 4, is_last_silent=is_silent, kind="hierarchical", collective="all_reduce", how=how, ranks_per_host=2
+    )
     contract.check_loss(told, 4)

@@ -23,5 +23,6 @@ def test_a_dead_peer_is_named_on_every_surviving_rank(collective: str) -> None:
 
 @pytest.mark.parametrize("collective", ["all_reduce", "neighbours", "recv"])
 def test_a_silent_peer_is_named_on_every_surviving_rank(collective: str) -> None:
-    told = run_processes("tests.processes.programs:lose_peer", 3, kind="torch", collective=collective, how="silent")
+    path = "tests.processes.programs:lose_peer"
+    told = run_processes(path, 3, is_last_silent=True, kind="torch", collective=collective, how="silent")
     contract.check_loss(told, 3)

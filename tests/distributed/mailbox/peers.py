@@ -8,8 +8,8 @@ from typing import Any
 from tests.distributed.mailbox.contract import Program, Setup
 from weft.distributed.group import AbstractGroup
 from weft.distributed.mailbox import AbstractMailbox, LocalTransport, MailboxKind, VirtualMailbox, open_mailbox
-from weft.distributed.mailbox.secret import make_secret
 from weft.distributed.virtual import run_virtual
+from weft.secret import make_secret
 
 Wrap = Callable[[AbstractMailbox], AbstractMailbox]
 

@@ -9,11 +9,11 @@ import torch
 
 from tests.processes.launchers import mpirun, run_launched, torchrun
 from weft.distributed.mailbox import AbstractMailbox
-from weft.distributed.mailbox.secret import make_secret, write_secret
 from weft.distributed.place import Launch, find_launch, open_group, open_launched_mailbox, open_mailbox, open_store
 from weft.engines.local import run_ranks
 from weft.engines.rank_program import RankProgram
 from weft.errors import UsageError
+from weft.secret import make_secret, write_secret
 
 
 def talk(server: AbstractMailbox, worker: AbstractMailbox) -> None:

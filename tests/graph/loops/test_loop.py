@@ -15,7 +15,7 @@ from weft.graph.loops.body import flatten_each, record_body
 from weft.graph.loops.checkpoint_schedule import first_checkpoints
 from weft.graph.loops.gradient import backward_program, forward_program
 from weft.graph.loops.running import LoopCall, run_backward, run_forward
-from weft.metrics import use_tensor_memory_peak
+from weft.metrics.memory import use_tensor_memory_peak
 
 
 def unrolled(body: Callable[..., Any], carried: Any, inputs: Tensor) -> tuple[Any, Tensor]:

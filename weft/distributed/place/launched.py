@@ -1,8 +1,7 @@
 """A place among processes that somebody started: on this machine or others, in real time."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import final
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.mailbox import AbstractMailbox
@@ -16,16 +15,14 @@ from weft.training.optimizers import AbstractOptimizer
 
 __all__ = ["LaunchedPlace"]
 
-Shared = TypeVar("Shared")
-
 
 @final
 class LaunchedPlace(AbstractPlace):
     """One process of a run; by default the one that the environment tells of."""
 
     def __init__(self, launch: Launch | None = None) -> None:
+        super().__init__({})
         self.launch = launch or find_launch()
-        self._shared: dict[str, Any] = {}
 
     @property
     def rank(self) -> int:
@@ -62,12 +59,6 @@ class LaunchedPlace(AbstractPlace):
 
     def charge_updates(self, optimizer: AbstractOptimizer, fraction: float) -> AbstractOptimizer:
         return optimizer
-
-    def shared(self, name: str, make: Callable[[], Shared]) -> Shared:
-        if name not in self._shared:
-            self._shared[name] = make()
-        found: Shared = self._shared[name]
-        return found
 
     def mark_joined(self) -> None:
         """The launcher, if it is Weft's, finds a file."""

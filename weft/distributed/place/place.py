@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, final
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.mailbox import AbstractMailbox
@@ -16,7 +16,14 @@ Shared = TypeVar("Shared")
 
 
 class AbstractPlace(ABC):
-    """A process of a run, real or virtual. A plan is realised on it (realise.py)."""
+    """A process of a run, real or virtual. A plan is realised on it (realise.py).
+
+    Args:
+        objects: where objects are kept that addresses of one process share.
+    """
+
+    def __init__(self, objects: dict[str, Any]) -> None:
+        self._objects = objects
 
     @property
     @abstractmethod
@@ -59,9 +66,13 @@ class AbstractPlace(ABC):
         """The optimizer of a server that holds this part of all elements; where time is virtual, its updates take
         some."""
 
-    @abstractmethod
+    @final
     def shared(self, name: str, make: Callable[[], Shared]) -> Shared:
         """An object for all addresses of one process, made when it is first asked for."""
+        if name not in self._objects:
+            self._objects[name] = make()
+        found: Shared = self._objects[name]
+        return found
 
     @abstractmethod
     def mark_joined(self) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from weft.graph.ir.graph import Operator
 from weft.graph.programs.tape_program import Timed
-from weft.metrics import Summary, summarise
+from weft.metrics.statistics import Summary, summarise
 from weft.operators.bench import Placement, place
 from weft.operators.cost import Cost
 from weft.operators.roofline import Roofline

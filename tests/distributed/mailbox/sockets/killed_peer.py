@@ -1,6 +1,4 @@
-"""A process that opens a mailbox and writes without end, for tests that kill it: FOLDER KIND in its arguments."""
-
-import sys
+"""A process that opens a mailbox and writes without end, for tests that kill it."""
 
 import torch
 
@@ -13,8 +11,3 @@ def main(folder: str, kind: MailboxKind) -> None:
     gradient = torch.ones(500_000)
     while True:
         mailbox.send(0, "push", {}, [gradient])
-
-
-if __name__ == "__main__":
-    kinds: dict[str, MailboxKind] = {"tcp": "tcp", "shared_memory": "shared_memory"}
-    main(sys.argv[1], kinds[sys.argv[2]])

@@ -1,16 +1,16 @@
 """Processes that are killed in the middle of sending: the others name them, go on, and take them back."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, MailboxKind, open_mailbox
-from weft.distributed.mailbox.secret import make_secret, write_secret
+from weft.engines.fork_server import ForkedRank, fork_rank
+from weft.engines.rank_program import RankProgram
 from weft.errors import PeerLostError
+from weft.secret import make_secret, write_secret
 
 pytestmark = pytest.mark.slow
 
@@ -34,14 +34,15 @@ def test_a_peer_killed_while_it_sends_is_named_and_may_return(kind: MailboxKind,
 
 def serve_one_who_is_killed(server: AbstractMailbox, kind: MailboxKind, folder: Path) -> int:
     soon = server.clock.now() + 60
-    with start(kind, folder) as process:
-        try:
-            incarnation = server.receive(JOINED, 1, deadline=soon).incarnation
-            for _ in range(5):
-                (gradient,) = server.receive("push", 1, deadline=soon).tensors
-                assert torch.equal(gradient, torch.ones(500_000))
-        finally:
-            process.kill()
+    process = start(kind, folder)
+    try:
+        incarnation = server.receive(JOINED, 1, deadline=soon).incarnation
+        for _ in range(5):
+            (gradient,) = server.receive("push", 1, deadline=soon).tensors
+            assert torch.equal(gradient, torch.ones(500_000))
+    finally:
+        process.kill()
+        process.wait()
     assert server.receive(LEFT, deadline=soon).header["reason"] == "it died"
     with pytest.raises(PeerLostError, match="peer 1 is lost") as lost:
         server.send(1, "weights")
@@ -49,7 +50,12 @@ def serve_one_who_is_killed(server: AbstractMailbox, kind: MailboxKind, folder: 
     return incarnation
 
 
-def start(kind: str, folder: Path) -> "subprocess.Popen[bytes]":
-    script = Path(__file__).with_name("killed_peer.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[4])}
-    return subprocess.Popen([sys.executable, str(script), str(folder), kind], env=environment)
+def start(kind: str, folder: Path) -> ForkedRank:
+    program = folder / "program"
+    program.mkdir(exist_ok=True)
+    RankProgram("tests.distributed.mailbox.sockets.killed_peer:main", {"folder": str(folder), "kind": kind}).write(
+        program
+    )
+    forked = fork_rank(program, {**os.environ, "WEFT_RANK": "1", "OMP_NUM_THREADS": "1"})
+    assert forked is not None, "the fork server does not work here"
+    return forked

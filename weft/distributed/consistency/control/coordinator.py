@@ -102,7 +102,7 @@ class Coordinator:
             self.refused["malformed"] += 1
 
     def refusals(self, mailbox: AbstractMailbox) -> dict[str, int]:
-        """What was refused here and by the mailbox, by reason."""
+        """Counts of messages that were refused here and by the mailbox, by reason."""
         return dict(sorted((self.refused + Counter(mailbox.refusals())).items()))
 
     def begin(self, run: int) -> list[Message]:

@@ -155,7 +155,7 @@ def encode(event: object) -> list[Any]:
 
 
 def decode(line: Any, kinds: Iterable[type[Event]]) -> Event:
-    """What `encode` made of an event of one of these classes. Raises CorruptFileError for anything else."""
+    """The inverse of `encode`, for events of these classes. Raises CorruptFileError for anything else."""
     name, *values = line if isinstance(line, list) and line else [None]
     for kind in kinds:
         if kind.__name__.lower() == name and (found := _arguments(kind, values)) is not None:

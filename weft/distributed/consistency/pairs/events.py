@@ -1,4 +1,4 @@
-"""What decides a run of ranks that average in pairs, as data: these, in the order of every rank, repeat it.
+"""The events that decide a run of ranks that average in pairs, as data: these, in the order of every rank, repeat it.
 
 RUN/decisions/seed-0/rank-1.jsonl
   {"format": 1, "plan": "data=4 consistency=gossip(graph=ring,mix=pair)", "rank": 1, "seed": 0, "first": 0}
@@ -95,7 +95,7 @@ def rank_journal(run: Path, seed: int, rank: int) -> Path:
 
 
 def read_journal(run: Path, seed: int, rank: int) -> list[Event]:
-    """What happened to a rank's weights, without a line that a crash cut off.
+    """The events of a rank's weights, without a line that a crash cut off.
 
     Raises:
         RunFolderError: the run recorded nothing, or nothing that can be repeated.
@@ -110,7 +110,7 @@ def read_journals(run: Path, seed: int, size: int) -> list[list[Event]]:
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What a rank is to do again.
+    """The events that a rank repeats.
 
     Args:
         events: what happens to its weights, in order.

@@ -1,4 +1,4 @@
-"""What ranks that gossip over the mailbox say to each other, and how a worker does.
+"""The messages of ranks that gossip over the mailbox, and how a worker sends and receives them.
 
 worker of rank a                responder of rank p                 responder of rank 0, which coordinates
 ask    turn, its weights   -->
@@ -31,7 +31,7 @@ __all__ = ["RunMailbox", "Tag", "responder_address"]
 
 
 class Tag(StrEnum):
-    """What a message is about."""
+    """The kind of a message."""
 
     START = "start"
     WEIGHTS = "weights"

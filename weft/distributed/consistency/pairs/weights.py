@@ -78,7 +78,7 @@ class SharedWeights:
             return bool(self._waiting)
 
     def note(self, event: Event) -> None:
-        """What does not touch the weights."""
+        """Record an event that does not touch the weights."""
         with self._lock:
             self._journal.note(event)
 

@@ -37,7 +37,7 @@ __all__ = ["GossipReplicas", "GossipSettings"]
 
 @dataclass(frozen=True)
 class GossipSettings:
-    """What the ranks of one plan have in common.
+    """The settings that all ranks of one plan share.
 
     Args:
         in_pairs: meet one neighbour in a turn (AD-PSGD), and take work as it is dealt; else all (D-PSGD), on one's own
@@ -82,7 +82,7 @@ class WorkFeed:
             self._mailbox.note(0, Tag.DEAL, turn=turn)
 
     def take(self, turn: int) -> None:
-        """What was asked for a turn ago."""
+        """Take the work that was asked for a turn ago."""
         if self._replayed is not None:
             deal = next(self._replayed, None) or Deal(self.piece, stop=True)
         else:

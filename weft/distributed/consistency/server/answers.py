@@ -1,4 +1,4 @@
-"""What ranks and host servers are told when a shard lets ranks go."""
+"""The answers to ranks and host servers when a shard lets ranks go."""
 
 from dataclasses import dataclass
 from typing import Any, final
@@ -14,7 +14,7 @@ __all__ = ["Answers", "RankRecord"]
 
 @dataclass
 class RankRecord:
-    """What a shard knows of one rank in one training."""
+    """One rank in one training, as a shard knows it."""
 
     release: Release | None = None  # with which it was last let go; None while it waits
     last_step: int = -1  # of which it pushed a gradient

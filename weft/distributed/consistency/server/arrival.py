@@ -73,7 +73,7 @@ class Arrival(AbstractPolicy):
         return []
 
     def _first_step(self, rank: int, step: int | None) -> int:
-        """What a rank takes when it comes; `step` is where it goes on."""
+        """The first step of a rank when it comes; `step` is where it goes on."""
         if step is None and rank in self._expected:
             return rank  # the first steps are dealt out in advance, so that the start is the same every time
         if step is not None and not self._has_begun:

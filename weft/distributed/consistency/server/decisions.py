@@ -1,4 +1,4 @@
-"""What a shard decides, as data: these, in their order, repeat a run to the last bit; and how they are read back."""
+"""The decisions of a shard, as data: in their order they repeat a run to the last bit; and how they are read back."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,7 +80,7 @@ Kind = Literal["shard", "host"]
 
 @dataclass(frozen=True)
 class Summary:
-    """What a shard did in one training. `staleness[i]` updates were made on weights i updates old."""
+    """The deeds of a shard in one training, as counts. `staleness[i]` updates were made on weights i updates old."""
 
     updates: int = 0
     staleness: tuple[int, ...] = ()
@@ -96,7 +96,7 @@ class Summary:
 
 
 def read_decisions(run: Path, seed: int, number: int, kind: Kind = "shard") -> list[Decision]:
-    """What a shard, or a host server, of a run decided.
+    """The decisions of a shard, or of a host server, of a run.
 
     Raises:
         RunFolderError: the run recorded nothing, or nothing that can be repeated.
@@ -109,7 +109,7 @@ def read_decisions(run: Path, seed: int, number: int, kind: Kind = "shard") -> l
 
 
 def read_summary(run: Path, seed: int, number: int, kind: Kind = "shard") -> Summary | None:
-    """What the shard, or the host server, did in all; None where it did not come to its end."""
+    """The summary of a shard, or of a host server; None where it did not come to its end."""
     last: Any = None
     for last in read_lines(journal_file(run, seed, f"{kind}-{number}"), SUBJECT):  # noqa: B007 -- the last line
         pass

@@ -40,7 +40,7 @@ __all__ = ["HostSpec", "serve_host"]
 
 @dataclass(frozen=True)
 class HostSpec:
-    """What a host server is for.
+    """The specification of a host server.
 
     Args:
         make_policy: for the seed of a training.

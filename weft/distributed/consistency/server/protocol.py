@@ -1,4 +1,4 @@
-"""What workers and servers say to each other: the tags, and headers that are checked before they are believed.
+"""The messages of workers and servers: the tags, and headers that are checked before they are believed.
 
 worker                                     server
 init   rank 0: weights, optimizer state
@@ -40,7 +40,7 @@ __all__ = ["ForwardHeader", "InitHeader", "PushHeader", "Tag", "with_absent"]
 
 
 class Tag(StrEnum):
-    """What a message is about."""
+    """The kind of a message."""
 
     INIT = "init"
     HELLO = "hello"
@@ -85,7 +85,7 @@ class InitHeader:
 
 @dataclass(frozen=True)
 class PushHeader:
-    """What belongs to a gradient. `absent` are the pieces without one; `wants` says whether weights are to be sent;
+    """The header of a gradient. `absent` are the pieces without one; `wants` says whether weights are to be sent;
     `loss` is this rank's part of that of the batch, where all ranks are to know it: in hexadecimal, as JSON has no
     number that is none."""
 
@@ -113,7 +113,7 @@ class PushHeader:
 
 @dataclass(frozen=True)
 class ForwardHeader:
-    """What belongs to gradients that a host server joined: whose they are, with the share of each."""
+    """The header of gradients that a host server joined: whose they are, with the share of each."""
 
     run: int
     number: int  # of the forwarded pushes of this host server

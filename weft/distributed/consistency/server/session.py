@@ -98,7 +98,7 @@ class Session:
         write(self.parameters, self.places)
 
     def _initialise(self, link: ShardLink, slots: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
-        """What rank 0 begins with goes to a shard."""
+        """Send a shard what rank 0 begins with."""
         total = sum(parameter.numel() for parameter in self.parameters.values())
         own = [
             (i, slot, piece.of(tensor) if tensor.shape == self.parameters[piece.name].shape else tensor)

@@ -73,7 +73,7 @@ class Settings:
         return step % self.num_workers if self.deals_work else rank
 
     def first_after(self, num_batches: int) -> int:
-        """What a rank may take first when so many batches are done with."""
+        """The first step that a rank may take when so many batches are done with."""
         return -(-num_batches * self.num_workers // self.period) if self.deals_work else num_batches
 
     def is_due(self, shard: int, turn: int) -> bool:

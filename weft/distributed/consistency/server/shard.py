@@ -39,7 +39,7 @@ rank, which draw the centre, which the shard holds, towards themselves."""
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
-    """What one worker pushed for one step, or a host server for several; None for a piece that had no part in a loss.
+    """A push of one worker for one step, or of a host server for several; None for a piece that had no part in a loss.
 
     Of what a host server joined, `rank` and `step` are those of the first, `version` is the oldest.
     """
@@ -137,7 +137,7 @@ class Shard:
         return [None if tensor is None else torch.linalg.vector_norm(tensor) for tensor in total]
 
     def _combine(self, contributions: Sequence[Contribution]) -> tuple[Sequence[Tensor | None], float]:
-        """What the update is made of, and what its learning rate (or the difference itself) is multiplied by."""
+        """The gradients of an update, and the factor of its learning rate (or of the difference itself)."""
         first = contributions[0]
         if self._rate == "together":
             return self._add(contributions), 1.0

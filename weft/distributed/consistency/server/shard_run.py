@@ -153,7 +153,7 @@ class ShardRun:
         self._carry_out(self.policy.push(rank, header.step, self._now))
 
     def _take_forward(self, message: Message) -> None:
-        """What a host server joined. All of it is used, or nothing."""
+        """Gradients that a host server joined. All of them are used, or none."""
         header, host = ForwardHeader.read(message.header), message.source
         given = self._accept(message.tensors, header.absent)
         settings = self._spec.settings

@@ -1,4 +1,4 @@
-"""What a server is for, and what it keeps of a training on its shard: weights, optimizer state, snapshots of them."""
+"""The specification of a server, and the state of a training on its shard: weights, optimizer state, snapshots."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ SNAPSHOT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """What a server is for.
+    """The specification of a server.
 
     Args:
         make_policy: for the seed of a training, and whether it begins (or a lost shard is restored).

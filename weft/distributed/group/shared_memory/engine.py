@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from weft.distributed.group.shared_memory.request import Request
 
-__all__ = ["AbstractEngine", "EngineConfig", "Outcome", "Reason", "Timing"]
+__all__ = ["AbstractTransferEngine", "EngineConfig", "Outcome", "Reason", "Timing"]
 
 
 class Reason(IntEnum):
@@ -58,7 +58,7 @@ class EngineConfig:
     may_overlap: bool
 
 
-class AbstractEngine(ABC):
+class AbstractTransferEngine(ABC):
     """Requests in, by handle. A handle is valid until it is forgotten, also after `close`."""
 
     @abstractmethod

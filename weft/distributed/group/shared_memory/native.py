@@ -8,7 +8,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, final
 
-from weft.distributed.group.shared_memory.engine import AbstractEngine, EngineConfig, Outcome, Reason, Timing
+from weft.distributed.group.shared_memory.engine import AbstractTransferEngine, EngineConfig, Outcome, Reason, Timing
 from weft.distributed.group.shared_memory.request import Request
 from weft.operators.compile import compile_library
 
@@ -59,7 +59,7 @@ def arena_offset(size: int, arena_bytes: int, rank: int) -> int:
 
 
 @final
-class NativeEngine(AbstractEngine):
+class NativeEngine(AbstractTransferEngine):
     """One rank's engine over `memory`."""
 
     def __init__(self, memory: mmap.mmap, config: EngineConfig) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from weft.distributed.group.shared_memory import native, python_engine
 from weft.distributed.group.shared_memory.arena import Arena
-from weft.distributed.group.shared_memory.engine import AbstractEngine, EngineConfig
+from weft.distributed.group.shared_memory.engine import AbstractTransferEngine, EngineConfig
 from weft.distributed.group.shared_memory.rendezvous import AbstractRendezvous, read_start_time
 from weft.distributed.group.shared_memory.segment import Segment, SegmentMember, join_segment
 from weft.errors import CompilerError, PeerLostError
@@ -19,7 +19,7 @@ __all__ = ["Attachment", "attach", "can_compile"]
 class Attachment:
     """An engine over a segment that this rank has joined, and the tensors in it."""
 
-    engine: AbstractEngine
+    engine: AbstractTransferEngine
     arena: Arena
     pidfds: tuple[int, ...]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import final
 
 from weft.distributed.group.shared_memory import request as codes
-from weft.distributed.group.shared_memory.engine import AbstractEngine, EngineConfig, Outcome, Reason, Timing
+from weft.distributed.group.shared_memory.engine import AbstractTransferEngine, EngineConfig, Outcome, Reason, Timing
 from weft.distributed.group.shared_memory.python_calls import Collectives, Messages, MismatchError
 from weft.distributed.group.shared_memory.python_memory import Layout, PythonMemory
 from weft.distributed.group.shared_memory.request import Request
@@ -47,7 +47,7 @@ class _OpenCall:
 
 
 @final
-class PythonEngine(AbstractEngine):
+class PythonEngine(AbstractTransferEngine):
     """One rank's engine over `memory`."""
 
     def __init__(self, memory: mmap.mmap, config: EngineConfig) -> None:

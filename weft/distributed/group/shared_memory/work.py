@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import final
 
 from weft.distributed.group.group import AbstractWork
-from weft.distributed.group.shared_memory.engine import AbstractEngine, Outcome, Reason, Timing
+from weft.distributed.group.shared_memory.engine import AbstractTransferEngine, Outcome, Reason, Timing
 from weft.distributed.group.shared_memory.request import Request
 from weft.errors import PeerLostError, UsageError
 
@@ -26,7 +26,7 @@ class SharedMemoryWork(AbstractWork):
 
     __slots__ = ("_engine", "_handle", "_has_ended", "_outcome", "_owner", "_request")
 
-    def __init__(self, owner: "Owner", engine: AbstractEngine, request: Request) -> None:
+    def __init__(self, owner: "Owner", engine: AbstractTransferEngine, request: Request) -> None:
         self._owner = owner
         self._engine = engine
         self._request: Request | None = request

@@ -14,7 +14,6 @@ from weft.distributed.group.group import AbstractWork
 from weft.distributed.mailbox.endpoint import AbstractEndpoint, lost_send
 from weft.distributed.mailbox.mailbox import AbstractMailbox
 from weft.distributed.mailbox.receiver import Receiver, Roster, ThreadMonitor, lost_peer
-from weft.distributed.mailbox.secret import find_secret
 from weft.distributed.mailbox.sockets.connections import ConnectionSettings
 from weft.distributed.mailbox.sockets.directory import AbstractDirectory, FolderDirectory, Member
 from weft.distributed.mailbox.sockets.endpoints import endpoint_of, find_host, is_loopback, listen_tcp, listen_unix
@@ -23,6 +22,7 @@ from weft.distributed.mailbox.sockets.joining import find_earlier
 from weft.distributed.mailbox.sockets.shared_bodies import SharedBodies
 from weft.distributed.mailbox.sockets.transport import SocketTransport
 from weft.errors import StorageError, UsageError, nearest
+from weft.secret import find_secret
 
 __all__ = ["MailboxKind", "open_mailbox"]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.distributed.mailbox.secret import SECRET_VARIABLE, find_secret, make_secret, write_secret
 from weft.errors import UsageError
+from weft.secret import SECRET_VARIABLE, find_secret, make_secret, write_secret
 
 
 def test_it_is_found_in_the_folder_and_read_by_its_owner_alone(tmp_path: Path) -> None:

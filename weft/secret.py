@@ -1,4 +1,7 @@
-"""The run's secret: made by whoever starts the peers, handed to them in a file or the environment, never sent."""
+"""The run's secret: made by whoever starts the peers, handed to them in a file or the environment, never sent.
+
+It has no room of its own because both sides use it: engines, which do not import torch, and the mailbox.
+"""
 
 import os
 import secrets
