@@ -33,7 +33,7 @@ __all__ = ["Contribution", "Form", "Rate", "Shard", "weighted_sum"]
 Rate = Literal["together", "share", "staleness", "full"]
 
 Form = Literal["gradient", "difference", "elastic"]
-"""What is pushed: gradients, for the shard's optimizer; differences of weights, which are added; or the weights of a
+"""The tensors that are pushed: gradients, for the shard's optimizer; differences of weights, which are added; or the weights of a
 rank, which draw the centre, which the shard holds, towards themselves."""
 
 
