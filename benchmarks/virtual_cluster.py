@@ -32,7 +32,8 @@ from weft.distributed.collectives import probe
 from weft.distributed.place import Kind, find_launch, open_group
 from weft.engines.local import run_ranks
 from weft.engines.rank_program import RankProgram
-from weft.planning import Link, NetworkModel, fit_alpha_beta
+from weft.planning.cluster import Link
+from weft.planning.network import NetworkModel, fit_alpha_beta
 from weft.recipes import find_recipe
 from weft.records.machine import describe_machine, describe_source, describe_versions
 from weft.records.run_folder import create_run_folder

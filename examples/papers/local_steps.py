@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from examples.papers.arrivals import median_step
 from examples.papers.chart import Panel
 from examples.papers.experiment import fastest_of, parse_options, series_of, sweep, to_target, write_results
-from weft.planning import Link
+from weft.planning.cluster import Link
 from weft.planning.network import NetworkModel
 
 __all__ = ["main"]

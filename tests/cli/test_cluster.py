@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from weft.planning import ClusterSpec, Link, NetworkFit, read_cluster
+from weft.planning.cluster import ClusterSpec, Link, read_cluster
+from weft.planning.network import NetworkFit
 from weft.simulation.probing import ClusterProbe
 
 INSIDE = NetworkFit((8, 1000), (1e-6, 2e-6), alpha=1e-6, beta=1e-9)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from weft.planning import ClusterSpec, Link, write_cluster
+from weft.planning.cluster import ClusterSpec, Link, write_cluster
 from weft.records.record_file import read_record
 
 GIVEN = ("--compute-seconds", "0.01", "--quiet")

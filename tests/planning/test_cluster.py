@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from weft.errors import CorruptFileError, UsageError
-from weft.planning import ClusterSpec, Link, read_cluster, write_cluster
+from weft.planning.cluster import ClusterSpec, Link, read_cluster, write_cluster
 
 CLUSTER = ClusterSpec(
     hosts=("node-1", 'quo"ted\\host', "ünï"),

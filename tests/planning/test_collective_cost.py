@@ -3,7 +3,7 @@
 import pytest
 
 from weft.errors import UsageError
-from weft.planning import ALL_REDUCE_ALGORITHMS, all_reduce_cost, collective_cost, estimate
+from weft.planning.collective_cost import ALL_REDUCE_ALGORITHMS, all_reduce_cost, collective_cost, estimate
 
 
 def test_ring_is_two_n_minus_one_nths() -> None:

@@ -7,17 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import UsageError
-from weft.planning import (
-    ClusterSpec,
-    Link,
-    LinkSchedule,
-    NetworkFit,
-    NetworkModel,
-    SlowPair,
-    Transfer,
-    fit_alpha_beta,
-    network_of,
-)
+from weft.planning.cluster import ClusterSpec, Link
+from weft.planning.network import LinkSchedule, NetworkFit, NetworkModel, SlowPair, Transfer, fit_alpha_beta, network_of
 
 FLAT = NetworkModel(Link(alpha=1.0, beta=0.5))
 HOSTS = NetworkModel(Link(alpha=1.0, beta=0.5), inside=Link(alpha=0.25, beta=0.125), ranks_per_host=2)

@@ -4,7 +4,7 @@ import pytest
 
 from weft.distributed.place import Launch
 from weft.errors import UsageError
-from weft.planning import ClusterSpec, Link
+from weft.planning.cluster import ClusterSpec, Link
 from weft.simulation.probing import ClusterProbe, probe_cluster, seconds_per_byte_reduced, table_of_choices
 
 CLUSTER = ClusterSpec(("a", "b"), 4, inside=Link(1e-6, 1e-10), between=Link(1e-4, 1e-9), gamma=1e-10)

@@ -13,7 +13,8 @@ from weft.distributed.placement import buckets
 from weft.distributed.virtual import TraceEvent
 from weft.engines import local
 from weft.errors import DivergedError, PeerLostError, RunFolderError, UsageError
-from weft.planning import Link, NetworkModel
+from weft.planning.cluster import Link
+from weft.planning.network import NetworkModel
 from weft.recipes import digits_mlp
 from weft.records.record import RunRecord
 from weft.records.record_file import read_record, write_record

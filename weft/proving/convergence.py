@@ -36,15 +36,15 @@ def check_convergence(recipe: Recipe, *, seeds: Sequence[int], margin: float = 0
     """Train the recipe with its plan, and on one rank, from each seed until its target, and judge the samples."""
     check_recipe(recipe)
     check_target(recipe, len(seeds))
-    num_ranks = recipe.mutable.plan.roles.num_processes
+    num_processes = recipe.mutable.plan.roles.num_processes
     alone = replace(recipe, mutable=replace(recipe.mutable, plan=Plan()))
-    with use_determinism(), use_threads(threads_per_rank(num_ranks)):
+    with use_determinism(), use_threads(threads_per_rank(num_processes)):
         splits = build_splits(recipe)
         reference = count_samples(alone, splits, seeds, SoloReplicas())
     check_reference(reference)
     arguments = {"recipe": recipe.to_dict(), "seeds": list(seeds)}
     try:
-        found = run_ranks(RankProgram("weft.proving.convergence:samples_of_rank", arguments), num_ranks)[0]
+        found = run_ranks(RankProgram("weft.proving.convergence:samples_of_rank", arguments), num_processes)[0]
     except RankFailedError as error:
         if error.exit_code != TrainingError.exit_code:
             raise

@@ -91,17 +91,17 @@ def trace_ranks(case: Case, replicas: AbstractReplicas) -> Trace:
 
 
 def trace_references(case: Case) -> list[Trace]:
-    """The trace of every replica, in the order of ranks."""
+    """The trace of every replica, in their order."""
     task, state = build_task(case.recipe, case.splits, case.seed)
-    choice, num_ranks = case.plan.consistency, case.plan.num_replicas
+    choice, num_replicas = case.plan.consistency, case.plan.num_replicas
     first, after = first_step_of(choice), _after(choice)
     state = replace(state, optimizer=begin_late(state.optimizer, first)) if first else state
-    replicas = replicas_of(state, case.seed, num_ranks)
+    replicas = replicas_of(state, case.seed, num_replicas)
     equations = None if choice.name == "sync" else EQUATIONS[choice.name](choice, replicas)
     place, samples = place_before_the_end(task, case.num_steps), 0
     traces: list[Trace] = [[] for _ in replicas]
     for step in range(first, first + case.num_steps):
-        batches = [share_of(task, place, rank, num_ranks) for rank in range(num_ranks)]
+        batches = [share_of(task, place, part, num_replicas) for part in range(num_replicas)]
         gradients = [gradients_at(task, state.model, *pair) for pair in zip(replicas, batches, strict=True)]
         counts = weigh_shares(batches)
         if equations is None:

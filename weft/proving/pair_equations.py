@@ -1,6 +1,6 @@
 """Proof that ranks gossip as they should: what they recorded, done again in one process by the papers' equations.
 
-    ranks       rank 0: x_0, rank 1: x_1, ...      workers, desks and messages; each records what happened to it
+    ranks       rank 0: x_0, rank 1: x_1, ...      workers, responders and messages; each records what happened to it
     reference   X = [x_0, x_1, ...]                one list in one process, in an order that all records allow
 
     pair (a, p)    x_a, x_p  <-  (x_a + x_p) / 2                          (Lian et al., 2018, algorithm 1)

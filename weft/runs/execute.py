@@ -10,7 +10,7 @@ from weft.engines.tolerance import tolerance_of
 from weft.errors import TrainingError, UsageError
 from weft.records.run_folder import RunFolder
 from weft.runs.job import Job
-from weft.runs.rank import join_job, tell_how_to_resume, train_alone
+from weft.runs.rank import join_job, tell_how_to_resume, train_at
 
 __all__ = ["Finished", "execute"]
 
@@ -39,8 +39,8 @@ def execute(make_job: Callable[[int | None], Job], *, quiet: bool, restarts: int
     job = make_job(None)
     plan = job.recipe.mutable.plan
     try:
-        if plan.num_ranks == 1:
-            train_alone(job, quiet=quiet)
+        if plan.roles.num_processes == 1:
+            train_at(place, job, quiet=quiet)
         else:
             program = RankProgram("weft.runs.rank:train_rank", {"job": job.to_json(), "quiet": quiet})
             run_ranks(program, plan.roles.num_processes, tolerance=tolerance_of(plan, restarts))

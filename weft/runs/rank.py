@@ -14,10 +14,10 @@ from weft.distributed.realise import RunSpec, realise
 from weft.runs.job import Job
 from weft.runs.progress import use_progress
 from weft.training.process import keep_freed_memory
-from weft.training.replicas import AbstractReplicas, SoloReplicas
+from weft.training.replicas import AbstractReplicas
 from weft.training.run import resume_run, run_recipe
 
-__all__ = ["join_job", "tell_how_to_resume", "train_alone", "train_rank"]
+__all__ = ["join_job", "tell_how_to_resume", "train_at", "train_rank"]
 
 
 def train_rank(job: dict[str, Any], quiet: bool) -> None:
@@ -27,7 +27,7 @@ def train_rank(job: dict[str, Any], quiet: bool) -> None:
         job: as `Job.to_json` gives it.
         quiet: show no progress.
     """
-    _train_at(LaunchedPlace(), Job.from_json(job), quiet=quiet)
+    train_at(LaunchedPlace(), Job.from_json(job), quiet=quiet)
 
 
 def join_job(place: LaunchedPlace, make_job: Callable[[int], Job], *, quiet: bool) -> Job:
@@ -40,7 +40,7 @@ def join_job(place: LaunchedPlace, make_job: Callable[[int], Job], *, quiet: boo
             job = _broadcast_job(group, made)
         finally:
             group.close()
-        _train_at(place, job, quiet=quiet)
+        train_at(place, job, quiet=quiet)
     except KeyboardInterrupt:
         if made is not None:
             tell_how_to_resume(made)
@@ -48,17 +48,13 @@ def join_job(place: LaunchedPlace, make_job: Callable[[int], Job], *, quiet: boo
     return job
 
 
-def train_alone(job: Job, *, quiet: bool) -> None:
-    """Train in this process, without others."""
-    _train(job, SoloReplicas(), quiet=quiet)
-
-
 def tell_how_to_resume(job: Job) -> None:
     path = shlex.quote(str(job.folder.path))
     error_console().print(f"interrupted; go on with: weft run --resume {path}", soft_wrap=True)
 
 
-def _train_at(place: LaunchedPlace, job: Job, *, quiet: bool) -> None:
+def train_at(place: LaunchedPlace, job: Job, *, quiet: bool) -> None:
+    """Be the process of the job at this place."""
     spec = RunSpec.of(job.recipe, job.seeds, run=job.folder.path, replay=job.replay)
     with realise(job.recipe.mutable.plan, place, spec) as replicas:
         if replicas is not None:

@@ -65,7 +65,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, *, keep: int = 2) -> Path
         for rank in range(num_ranks):
             _save_tensors(_parts_of_rank(snapshot.entries, rank), scratch / _file_of(rank))
         write_json(scratch / "index.json", _index(snapshot, [scratch / _file_of(r) for r in range(num_ranks)]))
-        if path.exists():  # the same step again, by a run that was resumed: gone only now that its successor is written
+        if path.exists():  # the same step again, by a run that was resumed: gone only now that the new one is written
             shutil.rmtree(path)
     kept = [found for found in _checkpoints(folder) if found <= path][-keep:]
     for found in _checkpoints(folder):

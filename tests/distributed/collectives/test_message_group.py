@@ -12,15 +12,15 @@ from weft.distributed.collectives.message_group import FIRST_COLLECTIVE_TAG
 from weft.distributed.group import AbstractGroup, AllReduce, GroupTraffic, RecordingGroup, Recv, SoloGroup
 from weft.distributed.virtual import run_virtual
 from weft.errors import UsageError
-from weft.planning import (
+from weft.planning.cluster import Link
+from weft.planning.collective_cost import (
     ALL_REDUCE_ALGORITHMS,
     AllReduceAlgorithm,
-    Link,
-    NetworkModel,
     all_reduce_cost,
     collective_cost,
     estimate,
 )
+from weft.planning.network import NetworkModel
 
 
 def traffic_of_all_reduce(group: AbstractGroup, algorithm: AlgorithmName, length: int) -> GroupTraffic:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from weft.distributed.collectives import Action, Move, Schedule
 from weft.distributed.collectives import schedules as library
 from weft.distributed.collectives.moves import part_bounds
-from weft.planning import AllReduceAlgorithm, CommunicationCost, all_reduce_cost, collective_cost
+from weft.planning.collective_cost import AllReduceAlgorithm, CommunicationCost, all_reduce_cost, collective_cost
 
 Maker = Callable[[int, int], Schedule]
 Holding = list[list[int]]

@@ -16,9 +16,9 @@ from weft.distributed.group import AbstractGroup, RecordingGroup
 from weft.distributed.virtual import run_virtual
 from weft.errors import UsageError
 from weft.graph import State
-from weft.planning import estimate, plan_cost
+from weft.planning.collective_cost import estimate
 from weft.planning.gossip_graphs import num_neighbours
-from weft.planning.plan_cost import PLAN_COSTS
+from weft.planning.plan_cost import PLAN_COSTS, plan_cost
 from weft.specs import parse_plan
 from weft.specs.axes import AXES
 from weft.specs.plan import Choice

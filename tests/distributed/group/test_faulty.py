@@ -20,7 +20,8 @@ from weft.distributed.group import (
 )
 from weft.distributed.virtual import die, run_virtual
 from weft.errors import PeerLostError
-from weft.planning import Link, NetworkModel
+from weft.planning.cluster import Link
+from weft.planning.network import NetworkModel
 
 NETWORK = NetworkModel(Link(alpha=1.0, beta=0.0))
 

@@ -42,6 +42,7 @@ def test_one_host_holds_all_ranks() -> None:
         {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"},
         {"PMI_RANK": "0", "PMI_SIZE": "2"},
         {"PMIX_RANK": "0", "PMIX_SIZE": "2"},
+        {"PMIX_RANK": "1"},
     ],
 )
 def test_ranks_of_an_unknown_launcher_do_not_each_train_alone(environment: dict[str, str]) -> None:

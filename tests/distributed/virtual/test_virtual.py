@@ -14,7 +14,9 @@ from weft.distributed.collectives import AlgorithmChoice
 from weft.distributed.group import AbstractGroup, AllReduce, Recv, Send
 from weft.distributed.virtual import TraceEvent, VirtualResult, chrome_events, die, run_virtual, write_chrome_trace
 from weft.errors import PeerLostError, TrainingError, UsageError
-from weft.planning import Link, NetworkModel, all_reduce_cost, estimate
+from weft.planning.cluster import Link
+from weft.planning.collective_cost import all_reduce_cost, estimate
+from weft.planning.network import NetworkModel
 
 SECOND_A_BYTE = NetworkModel(Link(alpha=0.0, beta=1.0))
 RING = AlgorithmChoice("ring")

@@ -4,11 +4,11 @@ data=2 consistency=gossip(ring,mix=pair)      process 0: worker 0, responder 0  
                                               process 1: worker 1, responder 1
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from weft.distributed.channels.background import run_in_background
+from weft.distributed.channels.background import Body, run_in_background
 from weft.distributed.channels.run_spec import RunSpec
 from weft.distributed.consistency.pairs import (
     GossipReplicas,
@@ -32,38 +32,35 @@ def use_neighbours(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[
     settings, kinds = settings_of(plan, place, spec), plan.roles.kinds
     workers = [address for address in place.addresses(plan) if kinds[address] == "worker"]
     responders = [address for address in place.addresses(plan) if kinds[address] == "responder"]
-    answers = {f"responder {a}": _responder(a, plan, place, settings) for a in responders}
-    if not workers:
-        for answer in answers.values():
-            answer()
-        yield None
-        return
-    (rank,) = workers
-    with run_in_background(answers):
-        mailbox = place.open_mailbox(plan, rank)
-        try:
-            weights = place.shared(f"weights of rank {rank}", partial(SharedWeights, rank))
-            replicas = GossipReplicas(mailbox, weights, settings, spec.seeds, place.mark_joined)
-            yield replicas
-            replicas.depart()
-        finally:
-            mailbox.close()  # which its responder is told, and ends
+    bodies: dict[str, Body] = {}
+    with ExitStack() as opened:
+        for address in responders:
+            mailbox = place.open_mailbox(plan, address)
+            opened.callback(mailbox.close)
+            mailbox.follow_peers()  # before its worker is there: that it leaves is what ends a responder
+            weights = _weights_of(address - plan.num_ranks, place)
+            answer = partial(respond, mailbox, weights, settings.size, deals_work=settings.in_pairs)
+            bodies[f"responder {address}"] = answer, mailbox.close
+        if not workers:
+            ((answer_neighbours, _),) = bodies.values()
+            answer_neighbours()
+            opened.close()
+            yield None
+            return
+        (rank,) = workers
+        with run_in_background(bodies):
+            own = place.open_mailbox(plan, rank)
+            try:
+                replicas = GossipReplicas(own, _weights_of(rank, place), settings, spec.seeds, place.mark_joined)
+                yield replicas
+                replicas.depart()
+            finally:
+                own.close()  # which its responder is told, and ends
 
 
-def _responder(address: int, plan: Plan, place: AbstractPlace, settings: GossipSettings) -> Callable[[], None]:
-    """Answers neighbours at this address, to the end."""
-    rank = address - plan.num_ranks
-    weights = place.shared(f"weights of rank {rank}", partial(SharedWeights, rank))
-    mailbox = place.open_mailbox(plan, address)
-    mailbox.follow_peers()  # before its worker is there: that it leaves is what ends a responder
-
-    def answer() -> None:
-        try:
-            respond(mailbox, weights, settings.size, deals_work=settings.in_pairs)
-        finally:
-            mailbox.close()
-
-    return answer
+def _weights_of(rank: int, place: AbstractPlace) -> SharedWeights:
+    """One object for the worker and its responder."""
+    return place.shared(f"weights of rank {rank}", partial(SharedWeights, rank))
 
 
 def settings_of(plan: Plan, place: AbstractPlace, spec: RunSpec) -> GossipSettings:

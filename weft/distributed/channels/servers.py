@@ -8,11 +8,11 @@ On the virtual cluster every worker and every server is a process of its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from weft.distributed.channels.background import run_in_background
+from weft.distributed.channels.background import Body, run_in_background
 from weft.distributed.channels.run_spec import RunSpec
 from weft.distributed.consistency.server import (
     HostSpec,
@@ -49,35 +49,28 @@ def use_servers(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[Abs
     roles = plan.roles
     workers = [address for address in place.addresses(plan) if roles.kinds[address] == "worker"]
     servers = [address for address in place.addresses(plan) if roles.kinds[address] != "worker"]
-    if not workers:
-        (address,) = servers
-        _serve(
-            place.open_mailbox(plan, address), _server_at(address, plan, place, spec, is_restored=bool(roles.restored))
-        )
-        yield None
-        return
-    (rank,) = workers
-    opened = {address: place.open_mailbox(plan, address) for address in servers}
-
-    def close_servers() -> None:
-        for mailbox in opened.values():
-            mailbox.close()
-
-    bodies = {f"server {a}": partial(_serve, m, _server_at(a, plan, place, spec)) for a, m in opened.items()}
-    with run_in_background(bodies, on_failure=close_servers):
-        mailbox = place.open_mailbox(plan, rank)
-        try:
-            settings = settings_of(plan, _optimizer_of(spec), spec.clip_norm)
-            yield ServedReplicas(mailbox, settings, spec.seeds, place.mark_joined, buffers=spec.buffers)
-        finally:
-            mailbox.close()
-
-
-def _serve(mailbox: AbstractMailbox, server: Server) -> None:
-    try:
-        server(mailbox)
-    finally:
-        mailbox.close()
+    is_restored = not workers and bool(roles.restored)
+    bodies: dict[str, Body] = {}
+    with ExitStack() as opened:
+        for address in servers:
+            mailbox = place.open_mailbox(plan, address)
+            opened.callback(mailbox.close)
+            server = _server_at(address, plan, place, spec, is_restored=is_restored)
+            bodies[f"server {address}"] = partial(server, mailbox), mailbox.close
+        if not workers:
+            ((serve_workers, _),) = bodies.values()
+            serve_workers()
+            opened.close()
+            yield None
+            return
+        (rank,) = workers
+        with run_in_background(bodies):
+            own = place.open_mailbox(plan, rank)
+            try:
+                settings = settings_of(plan, _optimizer_of(spec), spec.clip_norm)
+                yield ServedReplicas(own, settings, spec.seeds, place.mark_joined, buffers=spec.buffers)
+            finally:
+                own.close()
 
 
 def _server_at(address: int, plan: Plan, place: AbstractPlace, spec: RunSpec, *, is_restored: bool = False) -> Server:

@@ -65,8 +65,9 @@ def find_launch(environment: Mapping[str, str] = os.environ) -> Launch:
 
 def _check_alone(environment: Mapping[str, str]) -> None:
     for rank, (size, who) in UNKNOWN_LAUNCHERS.items():
-        if rank in environment and environment.get(size, "1") != "1":
-            numbers = f"{rank}: {environment[rank]}, {size}: {environment[size]}"
+        # PMIx tells no size: that a rank is not the first tells that there are others.
+        if rank in environment and (environment[rank] != "0" or environment.get(size, "1") != "1"):
+            numbers = f"{rank}: {environment[rank]}, {size}: {environment.get(size, 'not set')}"
             cure = "start them with weft run --workers, torchrun or Open MPI's mpirun, or unset these variables"
             raise UsageError(f"ranks were started by {who}, which Weft does not know ({numbers}); {cure}")
 

@@ -47,7 +47,12 @@ class LaunchedPlace(AbstractPlace):
         return plan.roles.processes[self.rank]
 
     def open_group(self, plan: Plan) -> AbstractGroup:
-        return with_topology(open_group(self.launch), plan)
+        group = open_group(self.launch)
+        try:
+            return with_topology(group, plan)
+        except BaseException:
+            group.close()
+            raise
 
     def open_mailbox(self, plan: Plan, address: int) -> AbstractMailbox:
         return open_launched_mailbox(self.launch, address=address, known=range(plan.roles.num_addresses))

@@ -3,6 +3,7 @@
 import os
 import socket
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -135,9 +136,18 @@ def _open_run_store(launch: Launch, timeout: float, generation: int) -> Store:
     return prefixed
 
 
-def open_store(launch: Launch, timeout: float) -> Any:
-    """A store of torch.distributed that all ranks of this place reach, for what is not a group's."""
+@cache
+def _open_notes(launch: Launch, timeout: float) -> Any:
     return _c10d.PrefixStore("notes", _open_run_store(launch, timeout, 0))
+
+
+def open_store(launch: Launch, timeout: float) -> Any:
+    """A store of torch.distributed that all ranks of this place reach, for what is not a group's.
+
+    A process may ask more often than another, whose addresses are fewer; but where mpirun started them, ranks find a
+    store together. So each process finds one store, once, and every caller gets a client of its own.
+    """
+    return _open_notes(launch, timeout).clone()
 
 
 def _open_torchrun_store(launch: Launch, timeout: float) -> Any:
@@ -145,9 +155,15 @@ def _open_torchrun_store(launch: Launch, timeout: float) -> Any:
     if _c10d.is_initialized():
         return _c10d.distributed_c10d._get_default_store()
     host, _, port = launch.meeting.rpartition(":")
-    options: dict[str, Any] = {"timeout": timedelta(seconds=timeout), "wait_for_workers": False}
-    is_keeper = launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    if is_keeper:
-        # Bound by hand to the one address: left to itself, the store listens on all interfaces.
-        options["master_listen_fd"] = socket.create_server((host, int(port))).detach()
-    return _c10d.TCPStore(host, int(port), is_master=is_keeper, **options)
+    if launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return _keep_store(host, int(port)).clone()
+    return _c10d.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout), wait_for_workers=False)
+
+
+@cache
+def _keep_store(host: str, port: int) -> Any:
+    """To the end of the process: there is one address for all groups and mailboxes of a run, and others may still be
+    there when this rank has closed its own."""
+    # Bound by hand to the one address: left to itself, the store listens on all interfaces.
+    listener = socket.create_server((host, port)).detach()
+    return _c10d.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)

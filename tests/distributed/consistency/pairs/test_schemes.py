@@ -1,4 +1,4 @@
-"""Averaging in pairs, carried out by virtual workers and desks: records, replays, deaths, cost."""
+"""Averaging in pairs, carried out by virtual workers and responders: records, replays, deaths, cost."""
 
 from pathlib import Path
 

@@ -277,3 +277,32 @@ def on_ranks_with_a_lost_shard(setup: Setup) -> None:
             take_steps(setup, replicas, parameters, optimizer.init(parameters), range(step, step + 1))
 
     on_ranks(setup, work, [Kill(4, after_seconds=0.25)])
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_no_step_is_taken_and_nothing_summed_without_a_rank_that_is_lost(clip_norm: float | None) -> None:
+    """As in a group: the others would go on with the updates of fewer ranks, and save them."""
+    setup, taken = Setup(clip_norm=clip_norm), []
+
+    def work(replicas: ServedReplicas, optimizer: AbstractOptimizer) -> Any:
+        parameters = make_parameters()
+        replicas.join(State(parameters, {}, torch.zeros(0)))
+        state = optimizer.init(parameters)
+        for step in range(STEPS):
+            replicas._mailbox.clock.charge(0.1)
+            (found,) = take_steps(setup, replicas, parameters, state, range(step, step + 1))
+            taken.append((step, *found))
+
+    with pytest.raises(PeerLostError):
+        on_ranks(setup, work, [Kill(2, after_seconds=0.25)])
+    expected = follow(Setup(clip_norm=clip_norm))
+    assert taken and all(is_same([(loss, weights)], expected[step : step + 1]) for step, loss, weights in taken)
+
+
+def test_a_rank_that_leaves_while_others_sum_ends_the_run() -> None:
+    def work(replicas: ServedReplicas, _optimizer: AbstractOptimizer) -> Any:
+        replicas.join(State(make_parameters(), {}, torch.zeros(0)))
+        return replicas.sum(torch.ones(1)) if replicas.mesh.rank < 2 else None
+
+    with pytest.raises(PeerLostError):
+        on_ranks(Setup(), work)

@@ -51,6 +51,11 @@ class Sums:
         self.has_begun = False
         self._latest: dict[int, int] = {}  # rank -> the last sum that it gave a part of
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some have given a part of a sum, and others have not."""
+        return any(self._parts.values())
+
     def add(self, number: int, rank: int, part: Tensor) -> None:
         """Raises MalformedError where the part does not fit those of other ranks."""
         parts = self._parts.setdefault(number, {})

@@ -67,7 +67,7 @@ class NormExchange:
         """
         missing = [peer for peer in self._peers if (self._update, peer) not in self._given]
         for peer in self._lost.intersection(missing):
-            text = f"server is lost that knows a part of the norm (peer: {peer}); resume the run from its checkpoint"
+            text = f"server is lost that knows a part of the norm (peer: {peer}); start again"
             raise PeerLostError(text, peer)
         if missing:
             return None

@@ -88,14 +88,15 @@ class ShardLink:
         """
         self.ask(Tag.HELLO, Tag.WELCOME, {"run": run, "step": step, "version": self.version})
 
-    def await_return(self) -> None:
-        """Wait until a server that was lost is there again."""
+    def await_return(self, *, is_restored: bool = True) -> None:
+        """Wait until a server that was lost is there again, where one may come in its place."""
         self._under_way, self._has_been_lost = [], True
+        seconds = PATIENCE_SECONDS if is_restored else 0.0
         try:
-            self._mailbox.await_peers([self.address], self._mailbox.clock.now() + PATIENCE_SECONDS)
+            self._mailbox.await_peers([self.address], self._mailbox.clock.now() + seconds)
         except DeadlineError:
-            about = f"peer: {self.address}, waited: {PATIENCE_SECONDS:g} s"
-            text = f"server is lost, and none came in its place ({about}); resume the run from its checkpoint"
+            about = f"peer: {self.address}, waited: {seconds:g} s"
+            text = f"server is lost, and none came in its place ({about}); start again"
             raise PeerLostError(text, self.address) from None
 
     def ask(

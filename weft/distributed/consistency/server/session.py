@@ -150,7 +150,7 @@ class Session:
         return answers
 
     def _await_return(self, link: ShardLink) -> None:
-        link.await_return()
+        link.await_return(is_restored=not self._settings.is_synchronous)
         if self._wishes_stop and link is self.links[0]:  # the one before it may have had no time to hear it
             link.tell(Tag.STOP, {"run": self.run})
 

@@ -16,6 +16,7 @@ from weft.distributed.consistency.server.protocol import ForwardHeader, PushHead
 from weft.distributed.consistency.server.shard import Contribution
 from weft.distributed.consistency.server.shard_state import ServerSpec, ShardState
 from weft.distributed.mailbox import AbstractMailbox, Message
+from weft.errors import PeerLostError
 
 __all__ = ["ShardRun"]
 
@@ -59,12 +60,15 @@ class ShardRun:
             peers = [address for address in spec.settings.shards if address != mailbox.address]
             self._norms = NormExchange(mailbox, header=state.header, peers=peers)
         self._num_dropped = self._num_lost = self._num_returned = 0
+        self._missing: int | None = None  # a rank that is gone, where ranks are synchronous
 
     # What ranks, host servers and other shards say.
 
     def handle(self, message: Message) -> None:
         """Raises MalformedError."""
         rank = message.source
+        if self._missing is not None and message.tag in (Tag.PUSH, Tag.SUM):
+            raise _missed(self._missing)
         match message.tag:
             case Tag.PART:
                 self._ranks[rank].part = read_int(message.header, "step"), message.tensors
@@ -104,7 +108,14 @@ class ShardRun:
         self._carry_out(self.policy.arrive(rank, step, self._now))
 
     def lose(self, rank: int) -> None:
+        """Synchronous ranks take no step, and add up nothing, without one that is gone; when all have ended, nothing is
+        left to do without it."""
         self._ranks[rank].part = None
+        if self._spec.settings.is_synchronous:
+            self._missing = rank
+            if self.pending or self._coordinator.sums.is_waiting:
+                raise _missed(rank)
+            return
         self._carry_out(self.policy.leave(rank, self._now))
         self._send(self._coordinator.lose(rank))
 
@@ -284,3 +295,8 @@ class ShardRun:
 
     def end(self, summary: Summary) -> None:
         self._journal.end(summary)
+
+
+def _missed(rank: int) -> PeerLostError:
+    about = f"rank: {rank}, ranks take no step without each other"
+    return PeerLostError(f"rank {rank} is lost ({about}); start again", rank)
