@@ -1,17 +1,22 @@
-# make demo   train a real model on real data and show the result
-# make test   every check and every test; what CI runs
-# make check  ruff, mypy --strict, the architecture test
+# make demo       train a real model on real data and show the result
+# make test       every check and every test; what CI runs
+# make test-long  what tests can do over many seeds and steps; minutes more
+# make check      ruff, mypy --strict, the architecture test
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check data format clean
+.PHONY: demo test test-long check data format clean
 
 demo: .venv/runtime
 	$(BIN)/weft run digits_mlp --workers 2 --out runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: .venv/dev data check
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+# The same options that make test has, but for the marker.
+test-long: .venv/dev data
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m long
 
 check: .venv/dev
 	scripts/check

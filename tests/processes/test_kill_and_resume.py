@@ -15,6 +15,7 @@ from weft.records.run_folder import RunFolder
 
 SETTINGS = ["--set", "epochs=1.2", "--set", "checkpoint_steps=5", "--set", "batch_size=64", "--quiet"]
 DEADLINE = 100.0
+RANKS = pytest.mark.parametrize("ranks", [[], ["--workers", "2"]], ids=["one process", "two ranks"])
 
 
 def start_and_kill(*arguments: str, log: Path, step: int) -> None:
@@ -32,18 +33,29 @@ def start_and_kill(*arguments: str, log: Path, step: int) -> None:
     process.communicate()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [[], ["--workers", "2"]], ids=["one process", "two ranks"])
-def test_killed_at_a_random_step_and_resumed(weft: Weft, tmp_path: Path, ranks: list[str]) -> None:
-    weft("run", "digits_cnn", *SETTINGS, *ranks, "--out", tmp_path / "whole")
-    step = random.Random(len(ranks)).randint(6, 18)
-    log = tmp_path / "cut" / "log.jsonl"
-    start_and_kill("digits_cnn", *SETTINGS, *ranks, "--out", str(tmp_path / "cut"), log=log, step=step)
-    assert read_record(tmp_path / "cut").repetitions[0].status == "running"
-    assert list(RunFolder(tmp_path / "cut").checkpoint.rglob("index.json"))
+def check_killed_and_resumed(weft: Weft, folder: Path, ranks: list[str], step: int) -> None:
+    if not (folder / "whole").exists():
+        weft("run", "digits_cnn", *SETTINGS, *ranks, "--out", folder / "whole")
+    cut = folder / f"cut-{step}"
+    start_and_kill("digits_cnn", *SETTINGS, *ranks, "--out", str(cut), log=cut / "log.jsonl", step=step)
+    assert read_record(cut).repetitions[0].status == "running"
+    assert list(RunFolder(cut).checkpoint.rglob("index.json"))
 
-    weft("run", "--resume", tmp_path / "cut", "--quiet")
-    whole, resumed = (read_record(tmp_path / name).repetitions[0] for name in ("whole", "cut"))
+    weft("run", "--resume", cut, "--quiet")
+    whole, resumed = (read_record(path).repetitions[0] for path in (folder / "whole", cut))
     assert resumed.status == "done"
     assert resumed.hashes == whole.hashes
     assert [e.values for e in resumed.evaluations] == [e.values for e in whole.evaluations]
+
+
+@pytest.mark.slow
+@RANKS
+def test_killed_at_a_random_step_and_resumed(weft: Weft, tmp_path: Path, ranks: list[str]) -> None:
+    check_killed_and_resumed(weft, tmp_path, ranks, random.Random(len(ranks)).randint(6, 18))
+
+
+@pytest.mark.long
+@RANKS
+def test_killed_at_any_step_and_resumed(weft: Weft, tmp_path: Path, ranks: list[str]) -> None:
+    for step in range(5, 21):
+        check_killed_and_resumed(weft, tmp_path, ranks, step)

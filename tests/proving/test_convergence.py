@@ -46,8 +46,9 @@ def virtual_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "run_ranks", run_ranks)
 
 
-def gate(consistency: str, **settings: object) -> Convergence:
-    return check_convergence(recipe_of(f"data=2 consistency={consistency}", **settings), seeds=range(5), margin=1.0)
+def gate(consistency: str, *, num_ranks: int = 2, num_seeds: int = 5, **settings: object) -> Convergence:
+    recipe = recipe_of(f"data={num_ranks} consistency={consistency}", **settings)
+    return check_convergence(recipe, seeds=range(num_seeds), margin=1.0)
 
 
 @pytest.mark.usefixtures("virtual_ranks")
@@ -56,6 +57,15 @@ def test_sound_schemes_converge(consistency: str) -> None:
     verdict = gate(consistency)
     assert verdict.passed, verdict.finding
     assert all(math.isfinite(value) for value in (*verdict.samples, *verdict.reference))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("virtual_ranks")
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("consistency", ["local(2)", "local(8)", "gossip(ring)", "gossip(complete)", "elastic(4)"])
+def test_sound_schemes_converge_over_many_seeds(consistency: str, num_ranks: int) -> None:
+    verdict = gate(consistency, num_ranks=num_ranks, num_seeds=30)
+    assert verdict.passed, verdict.finding
 
 
 @pytest.mark.usefixtures("virtual_ranks")
