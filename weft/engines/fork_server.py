@@ -214,7 +214,8 @@ def fork_rank(folder: Path, environment: Mapping[str, str]) -> ForkedRank | None
         except (OSError, ValueError) as error:
             _has_failed = True
             print(f"notice: ranks start as new processes, each of which imports torch ({error})", file=sys.stderr)
-            _close()
+            if _server is not None and _server.is_idle:  # else ranks would end with it that have no part in this
+                _close()
             return None
         except BaseException:  # the conversation was broken off in the middle
             _close()

@@ -16,7 +16,7 @@ from tests.distributed.virtual_plan import run_plan
 from tests.training.planted import Recorder, TinyData, build_tiny, clock_of_ticks, ignore, module_with_dropout
 from tests.training.test_run import tiny
 from weft.distributed.group import AbstractGroup
-from weft.distributed.placement import DataParallel
+from weft.distributed.placement import DataParallel, MeshGroups
 from weft.distributed.realise import RunSpec
 from weft.distributed.virtual import run_virtual
 from weft.errors import DivergedError, PeerLostError, RunFolderError
@@ -24,7 +24,7 @@ from weft.graph import State
 from weft.records.record import Repetition, RunRecord
 from weft.records.record_file import read_record
 from weft.records.run_folder import RunFolder, create_run_folder
-from weft.specs import Batch
+from weft.specs import Batch, Mesh
 from weft.torch_private import use_determinism
 from weft.training import run as run_module
 from weft.training.build import build_splits, build_task
@@ -125,6 +125,19 @@ def test_a_plan_through_servers_gives_the_same_run(tmp_path: Path) -> None:
     served = run_on(3, tiny(clip_norm=0.5), tmp_path / "served", topology="server(2)")[0].repetitions[0]
     assert served.hashes == direct.hashes
     assert served.series["train/loss"] == direct.series["train/loss"]
+
+
+def test_all_ranks_of_a_mesh_hear_of_a_wish_to_stop() -> None:
+    """A rank that holds another part of the model is in another group of replicas."""
+
+    def program(group: AbstractGroup) -> tuple[bool, bool]:
+        groups = MeshGroups(group, Mesh(group.rank, data=2, tensor=2))
+        replicas = DataParallel(groups.replicas, world=groups.world, mesh=groups.mesh)
+        found = replicas.agree_to_stop(group.rank == 0), replicas.agree_to_save(False)
+        groups.close()
+        return found
+
+    assert run_virtual(program, 4).results == ((True, False),) * 4
 
 
 # ---- joining, aligning, evaluating

@@ -31,5 +31,5 @@ def use_all_reduce(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[
 def replicas_in(group: AbstractGroup, plan: Plan, *, buffers: Literal["mean", "rank"] = "mean") -> AbstractReplicas:
     """The replicas of a plan in the group of all its ranks. A collective call."""
     groups = MeshGroups(group, plan.mesh(group.rank))
-    synchronous = DataParallel(groups.replicas, mesh=groups.mesh, buffers=buffers)
+    synchronous = DataParallel(groups.replicas, world=groups.world, mesh=groups.mesh, buffers=buffers)
     return relax(synchronous, groups.replicas, plan.consistency)

@@ -27,6 +27,7 @@ class DataParallel(AbstractReplicas):
 
     Args:
         group: one rank of every replica, in the order of replicas.
+        world: all ranks, which stop and save together; by default those of the group.
         buffers: running statistics before an evaluation: averaged ("mean"), or each rank keeps its own ("rank").
     """
 
@@ -34,10 +35,12 @@ class DataParallel(AbstractReplicas):
         self,
         group: AbstractGroup,
         *,
+        world: AbstractGroup | None = None,
         mesh: Mesh | None = None,
         buffers: Literal["mean", "rank"] = "mean",
     ) -> None:
         self._group = group
+        self._world = world or group
         self._mesh = mesh or Mesh(group.rank, data=group.size)
         self._buffers = buffers
         self._exchange: AllReduceExchange | None = None
@@ -93,7 +96,10 @@ class DataParallel(AbstractReplicas):
         return self._any(wish)
 
     def _any(self, wish: bool) -> bool:
-        return bool(self.sum(torch.tensor([float(wish)])).item())
+        """Of all ranks, not of all replicas: those that hold other parts of the model must hear of it too."""
+        wishes = torch.tensor([float(wish)])
+        self._world.all_reduce(wishes)
+        return bool(wishes.item())
 
     def dismiss(self) -> None:
         pass
