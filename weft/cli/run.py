@@ -45,7 +45,7 @@ def run(
     from weft.runs.job import Job, choose_recipe, new_job, resumed_job
     from weft.runs.replay import compare_replay, replayed_job
 
-    def make_job(num_ranks: int | None) -> Job:
+    def make_job(num_started: int | None) -> Job:
         if replay is not None:
             fixed: dict[str, object] = {"RECIPE": recipe, "--set": settings, "--plan": plan, "--workers": workers}
             fixed |= {"--repeat": repeat, "--seed": seed, "--resume": resume, "--restarts": restarts}
@@ -53,8 +53,8 @@ def run(
         if resume is not None:
             fixed = {"--set": settings, "--repeat": repeat, "--seed": seed, "--out": out, "--restarts": restarts}
             given = [name for name, value in fixed.items() if value is not None]
-            return resumed_job(resume, recipe, plan, workers or num_ranks, given)
-        chosen = choose_recipe(recipe, settings or [], plan, workers or num_ranks)
+            return resumed_job(resume, recipe, plan, workers, given, num_started)
+        chosen = choose_recipe(recipe, settings or [], plan, workers, num_started)
         if restarts:
             check_restarts(chosen.mutable.plan, repeat or 1)
         return new_job(chosen, num_seeds=repeat or 1, first_seed=seed or 0, out=out)

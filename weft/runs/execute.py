@@ -27,7 +27,7 @@ def execute(make_job: Callable[[int | None], Job], *, quiet: bool, restarts: int
     """Train, with one progress bar on the standard error. None on ranks that have nothing to tell.
 
     Args:
-        make_job: makes the job, given the number of ranks that were started from outside, if they were.
+        make_job: makes the job, given the number of processes that were started from outside, if they were.
         restarts: how often workers that were lost are started again, in all.
     """
     place = LaunchedPlace()

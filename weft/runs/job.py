@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from weft.errors import UsageError
+from weft.errors import RunFolderError, UsageError
 from weft.recipes import find_recipe
 from weft.records.record_file import read_record
 from weft.records.run_folder import RunFolder, create_run_folder, open_run_folder
@@ -51,11 +51,13 @@ class Job:
         return Job(recipe, folder, seeds, data["is_resumed"], replay, begun)
 
 
-def choose_recipe(name: str | None, settings: Sequence[str], plan: str | None, workers: int | None) -> Recipe:
+def choose_recipe(
+    name: str | None, settings: Sequence[str], plan: str | None, workers: int | None, num_started: int | None = None
+) -> Recipe:
     """The recipe that the words of a command mean."""
     if name is None:
         raise UsageError("no recipe was given; name one that `weft list` shows, or use --resume")
-    return with_plan(with_settings(find_recipe(name), settings), plan, workers)
+    return with_plan(with_settings(find_recipe(name), settings), plan, workers, num_started)
 
 
 def new_job(recipe: Recipe, *, num_seeds: int, first_seed: int, out: Path | None) -> Job:
@@ -65,7 +67,14 @@ def new_job(recipe: Recipe, *, num_seeds: int, first_seed: int, out: Path | None
     return Job(recipe, folder, tuple(range(first_seed, first_seed + num_seeds)), is_resumed=False)
 
 
-def resumed_job(path: Path, name: str | None, plan: str | None, workers: int | None, given: Sequence[str]) -> Job:
+def resumed_job(
+    path: Path,
+    name: str | None,
+    plan: str | None,
+    workers: int | None,
+    given: Sequence[str],
+    num_started: int | None = None,
+) -> Job:
     """The rest of a run. It may go on with another plan; options that would change anything else are refused."""
     if given:
         raise UsageError(f"a resumed run keeps its settings ({', '.join(given)}); leave them out, or start a new run")
@@ -76,7 +85,9 @@ def resumed_job(path: Path, name: str | None, plan: str | None, workers: int | N
     if not record.recipe:
         raise UsageError(f"run was not made from a recipe ({path}); nothing can be resumed")
     left = tuple(r.seed for r in record.repetitions if r.status in ("running", "interrupted"))
-    recipe = with_plan(Recipe.from_dict(record.recipe), plan, workers)
+    if not left:  # before any rank is started
+        raise RunFolderError(f"run has ended, nothing is left to resume ({path}); start a new one")
+    recipe = with_plan(Recipe.from_dict(record.recipe), plan, workers, num_started)
     return Job(recipe, folder, left, is_resumed=True, begun=find_begun(folder, left))
 
 
@@ -90,13 +101,24 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     return recipe
 
 
-def with_plan(recipe: Recipe, plan: str | None, workers: int | None) -> Recipe:
-    """The recipe with another plan; `workers` is short for `data=N`, and may fill in what the plan leaves open."""
-    if plan is None and workers is None:
+def with_plan(recipe: Recipe, plan: str | None, workers: int | None, num_started: int | None = None) -> Recipe:
+    """The recipe with another plan; `workers` is short for `data=N`, and may fill in what the plan leaves open.
+
+    Args:
+        num_started: processes that another launcher has started, which may be servers too. They are as many workers
+            where nothing says more: not the command, and not the recipe's own plan, which needs another number.
+    """
+    if plan is None and workers is None and num_started in (None, recipe.mutable.plan.roles.num_processes):
         return recipe
     text = plan or ""
+    if workers is None and "data=" not in text:
+        workers = num_started
     if workers is not None and "data=" in text and parse_plan(text).data != workers:
         raise UsageError(f"plan and workers differ (plan: {text}, workers: {workers}); give one of them")
     if workers is not None and "data=" not in text:
         text = f"data={workers} {text}"
-    return replace(recipe, mutable=replace(recipe.mutable, plan=parse_plan(text)))
+    chosen = parse_plan(text)
+    if num_started not in (None, chosen.roles.num_processes):
+        numbers = f"plan: {chosen.roles.num_processes}, started: {num_started}"
+        raise UsageError(f"plan needs another number of processes than were started ({numbers}); start as many")
+    return replace(recipe, mutable=replace(recipe.mutable, plan=chosen))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 __all__ = ["Body", "run_in_background"]
 
 Body = tuple[Callable[[], object], Callable[[], None]]
-"""What a thread does, and a call that ends it; the second is made when the first has returned, too."""
+"""The call that a thread makes, and one that ends it, which is made when the first has returned, too."""
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from weft.training.replicas import Traffic
 __all__ = ["AbstractScheme", "Memory"]
 
 Memory = Mapping[str, tuple[Layout, Tensor]]
-"""What a checkpoint must hold of a scheme, by name; of a tensor that is `per_rank`, this rank's part."""
+"""The state of a scheme in a checkpoint, by name; of a tensor that is `per_rank`, this rank's part."""
 
 
 class AbstractScheme(ABC):

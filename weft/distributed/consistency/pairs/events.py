@@ -86,7 +86,7 @@ class Mean:
 Event = Deal | Pair | Step | Mix | Look | Mean
 
 EVENTS = (Deal, Pair, Step, Mix, Look, Mean)
-"""What a journal of a rank may hold."""
+"""The events of a rank's journal."""
 
 
 def rank_journal(run: Path, seed: int, rank: int) -> Path:

@@ -71,7 +71,7 @@ class Join:
 Decision = Commit | Release | Drop | Leave | Join
 
 DECISIONS = (Commit, Release, Drop, Leave, Join)
-"""What a journal of a shard or host server may hold."""
+"""The events in a journal of a shard or host server."""
 
 SUBJECT = "what its servers decided"
 

@@ -33,8 +33,8 @@ __all__ = ["Contribution", "Form", "Rate", "Shard", "weighted_sum"]
 Rate = Literal["together", "share", "staleness", "full"]
 
 Form = Literal["gradient", "difference", "elastic"]
-"""What is pushed: gradients, for the shard's optimizer; differences of weights, which are added; or the weights of a
-rank, which draw the centre, which the shard holds, towards themselves."""
+"""The tensors that are pushed: gradients, for the shard's optimizer; differences of weights, which are added; or the
+weights of a rank, which draw the centre, which the shard holds, towards themselves."""
 
 
 @dataclass(frozen=True, eq=False)
