@@ -14,7 +14,7 @@ No folder imports one that imports it.
 """
 
 from weft.graph.capture.capture import Step, capture
-from weft.graph.capture.define_by_run import Recording, record
+from weft.graph.capture.define_by_run import record
 from weft.graph.capture.lazy_layers import build_sized
 from weft.graph.editing.extension import extend, grad, replace_gradient, update_state
 from weft.graph.editing.node_edits import (
@@ -30,16 +30,15 @@ from weft.graph.editing.node_edits import (
 from weft.graph.executors.eager import EagerExecutor
 from weft.graph.executors.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
 from weft.graph.executors.graph_executor import GraphExecutor, HasPrograms
-from weft.graph.executors.module_steps import UpdateFunction, inference_step, training_step, updating_step
+from weft.graph.executors.module_steps import UpdateFunction, inference_step, training_step
 from weft.graph.executors.reference import ReferenceExecutor
 from weft.graph.executors.whole_step import WholeStep
 from weft.graph.formats.graph_text import text_of
 from weft.graph.formats.saved_graph import load_graph, save_graph
 from weft.graph.formats.svg_drawing import svg_of
 from weft.graph.fusion import fuse, regions_of, unfuse
-from weft.graph.ir.collectives import StartAllReduce, all_reduce, start_all_reduce, use_collectives, wait
+from weft.graph.ir.collectives import all_reduce, start_all_reduce, use_collectives, wait
 from weft.graph.ir.graph import Graph, Operator, Variable
-from weft.graph.ir.symbolic_sizes import Condition, Size
 from weft.graph.ir.verification import check_graph, check_pass, check_shapes
 from weft.graph.loops import draw_schedule, loop
 from weft.graph.memory_plan import PlannedProgram, Signature
@@ -47,15 +46,13 @@ from weft.graph.programs.first_difference import Difference, first_difference, r
 from weft.graph.programs.generated_program import Program
 from weft.graph.programs.operator_profile import KindProfile, OperatorProfile, Profile, profile_of
 from weft.graph.programs.program import AbstractProgram
-from weft.graph.programs.tape_program import TapeProgram, Timed
-from weft.graph.rewrites import EXACT, REASSOCIATING, Rule, rewrite
+from weft.graph.programs.tape_program import TapeProgram
+from weft.graph.rewrites import EXACT, Rule, rewrite
 
 __all__ = [
     "EXACT",
-    "REASSOCIATING",
     "AbstractExecutor",
     "AbstractProgram",
-    "Condition",
     "Difference",
     "EagerExecutor",
     "GradientSink",
@@ -70,16 +67,12 @@ __all__ = [
     "PlannedProgram",
     "Profile",
     "Program",
-    "Recording",
     "ReferenceExecutor",
     "Rule",
     "Signature",
-    "Size",
-    "StartAllReduce",
     "State",
     "Step",
     "TapeProgram",
-    "Timed",
     "UpdateFunction",
     "Variable",
     "WholeStep",
@@ -118,7 +111,6 @@ __all__ = [
     "training_step",
     "unfuse",
     "update_state",
-    "updating_step",
     "use_collectives",
     "wait",
 ]

@@ -17,7 +17,8 @@ class Value:
     `words` lists what a parameter that is a word may say; `least` is the smallest value of a number that may be zero;
     `unbounded` names the whole numbers that may be `inf`. Of a consistency, `realised_by` is the import path of its
     implementation for each channel that it has: in a group of all ranks a function of (group, choice) that returns a
-    scheme, at servers one of (choice, num_workers, is_fresh) that returns a policy.
+    scheme, at servers one of (choice, num_workers, is_fresh) that returns a policy. Synchronous ranks of a group need
+    no scheme, and neighbours have a channel of their own: there the path says where to look, and is not called.
     """
 
     parameters: Mapping[str, Number] = field(default_factory=dict)

@@ -4,11 +4,11 @@ data=2 consistency=gossip(ring,mix=pair)      process 0: worker 0, responder 0  
                                               process 1: worker 1, responder 1
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
-from weft.distributed.channels.background import Body, run_in_background
+from weft.distributed.channels.addresses import use_addresses
 from weft.distributed.channels.run_spec import RunSpec
 from weft.distributed.consistency.pairs import (
     GossipReplicas,
@@ -18,6 +18,7 @@ from weft.distributed.consistency.pairs import (
     read_journals,
     respond,
 )
+from weft.distributed.mailbox import AbstractMailbox
 from weft.distributed.place import AbstractPlace
 from weft.specs import Plan
 from weft.training.replicas import AbstractReplicas
@@ -29,33 +30,20 @@ __all__ = ["use_neighbours"]
 def use_neighbours(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[AbstractReplicas | None]:
     """Be one of the processes: a worker, with its responder beside it in a thread until all have ended, or, on the
     virtual cluster, one of the two."""
-    settings, kinds = settings_of(plan, place, spec), plan.roles.kinds
-    workers = [address for address in place.addresses(plan) if kinds[address] == "worker"]
-    responders = [address for address in place.addresses(plan) if kinds[address] == "responder"]
-    bodies: dict[str, Body] = {}
-    with ExitStack() as opened:
-        for address in responders:
-            mailbox = place.open_mailbox(plan, address)
-            opened.callback(mailbox.close)
-            mailbox.follow_peers()  # before its worker is there: that it leaves is what ends a responder
-            weights = _weights_of(address - plan.num_ranks, place)
-            answer = partial(respond, mailbox, weights, settings.size, deals_work=settings.in_pairs)
-            bodies[f"responder {address}"] = answer, mailbox.close
-        if not workers:
-            ((answer_neighbours, _),) = bodies.values()
-            answer_neighbours()
-            opened.close()
+    settings = settings_of(plan, place, spec)
+
+    def answer(mailbox: AbstractMailbox) -> Callable[[], object]:
+        mailbox.follow_peers()  # before its worker is there: that it leaves is what ends a responder
+        weights = _weights_of(mailbox.address - plan.num_ranks, place)
+        return partial(respond, mailbox, weights, settings.size, deals_work=settings.in_pairs)
+
+    with use_addresses(plan, place, answer) as own:
+        if own is None:
             yield None
             return
-        (rank,) = workers
-        with run_in_background(bodies):
-            own = place.open_mailbox(plan, rank)
-            try:
-                replicas = GossipReplicas(own, _weights_of(rank, place), settings, spec.seeds, place.mark_joined)
-                yield replicas
-                replicas.depart()
-            finally:
-                own.close()  # which its responder is told, and ends
+        replicas = GossipReplicas(own, _weights_of(own.address, place), settings, spec.seeds, place.mark_joined)
+        yield replicas
+        replicas.depart()
 
 
 def _weights_of(rank: int, place: AbstractPlace) -> SharedWeights:

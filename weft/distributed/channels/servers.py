@@ -8,11 +8,11 @@ On the virtual cluster every worker and every server is a process of its own.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from weft.distributed.channels.background import Body, run_in_background
+from weft.distributed.channels.addresses import use_addresses
 from weft.distributed.channels.run_spec import RunSpec
 from weft.distributed.consistency.server import (
     HostSpec,
@@ -46,31 +46,18 @@ Server = Callable[[AbstractMailbox], Summary]
 def use_servers(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[AbstractReplicas | None]:
     """Be one of the processes: its worker, with servers beside it in threads until all workers have left, or a server
     and nothing else."""
-    roles = plan.roles
-    workers = [address for address in place.addresses(plan) if roles.kinds[address] == "worker"]
-    servers = [address for address in place.addresses(plan) if roles.kinds[address] != "worker"]
-    is_restored = not workers and bool(roles.restored)
-    bodies: dict[str, Body] = {}
-    with ExitStack() as opened:
-        for address in servers:
-            mailbox = place.open_mailbox(plan, address)
-            opened.callback(mailbox.close)
-            server = _server_at(address, plan, place, spec, is_restored=is_restored)
-            bodies[f"server {address}"] = partial(server, mailbox), mailbox.close
-        if not workers:
-            ((serve_workers, _),) = bodies.values()
-            serve_workers()
-            opened.close()
+    # One that shares a worker's process ends the run with it; nobody would start it again.
+    is_restored = len(place.addresses(plan)) == 1 and bool(plan.roles.restored)
+
+    def serve_at(mailbox: AbstractMailbox) -> Callable[[], object]:
+        return partial(_server_at(mailbox.address, plan, place, spec, is_restored=is_restored), mailbox)
+
+    with use_addresses(plan, place, serve_at) as own:
+        if own is None:
             yield None
             return
-        (rank,) = workers
-        with run_in_background(bodies):
-            own = place.open_mailbox(plan, rank)
-            try:
-                settings = settings_of(plan, _optimizer_of(spec), spec.clip_norm)
-                yield ServedReplicas(own, settings, spec.seeds, place.mark_joined, buffers=spec.buffers)
-            finally:
-                own.close()
+        settings = settings_of(plan, _optimizer_of(spec), spec.clip_norm)
+        yield ServedReplicas(own, settings, spec.seeds, place.mark_joined, buffers=spec.buffers)
 
 
 def _server_at(address: int, plan: Plan, place: AbstractPlace, spec: RunSpec, *, is_restored: bool = False) -> Server:
