@@ -18,7 +18,7 @@ from weft.errors import UsageError
 from weft.graph import AbstractExecutor, GradientSink, Outputs, State
 from weft.specs import Batch
 from weft.training.loop import Task
-from weft.training.optimizers import AbstractOptimizer, OptimizerState
+from weft.training.optimizers import AbstractOptimizer, OptimizerState, Scope
 
 __all__ = ["ChargingExecutor", "ChargingOptimizer", "ComputeModel", "charge_task", "spread_evenly"]
 
@@ -87,10 +87,11 @@ def spread_evenly(parameters: Mapping[str, Tensor], seconds: float) -> ComputeMo
 
 def charge_task(task: Task, model: ComputeModel, clock: AbstractClock) -> Task:
     """The task, its passes and updates charged to the clock."""
+    num_elements = sum(parameter.numel() for parameter in task.executor.initial_state().parameters.values())
     return replace(
         task,
         executor=ChargingExecutor(task.executor, model, clock),
-        optimizer=ChargingOptimizer(task.optimizer, model, clock),
+        optimizer=ChargingOptimizer(task.optimizer, model, clock, num_elements),
     )
 
 
@@ -135,16 +136,27 @@ class ChargingExecutor(AbstractExecutor):
 
 @final
 class ChargingOptimizer(AbstractOptimizer):
-    """Wraps any optimizer: an update takes its time by the elements that it updates."""
+    """Wraps any optimizer: an update takes its time by the elements that it updates.
 
-    def __init__(self, inner: AbstractOptimizer, model: ComputeModel, clock: AbstractClock) -> None:
+    Args:
+        num_elements: of all parameters, whose update takes the model's time; by default of those that are given.
+    """
+
+    def __init__(
+        self, inner: AbstractOptimizer, model: ComputeModel, clock: AbstractClock, num_elements: int | None = None
+    ) -> None:
         self._inner = inner
         self._model = model
         self._clock = clock
+        self._num_elements = num_elements
 
     @property
     def lr(self) -> float:
         return self._inner.lr
+
+    @property
+    def scope(self) -> Scope:
+        return self._inner.scope
 
     def init(self, parameters: Mapping[str, Tensor]) -> OptimizerState:
         return self._inner.init(parameters)
@@ -161,6 +173,6 @@ class ChargingOptimizer(AbstractOptimizer):
     ) -> OptimizerState:
         after = self._inner.update(gradients, parameters, state, lr)
         updated = sum(gradient.numel() for gradient in gradients.values() if gradient is not None)
-        total = sum(parameter.numel() for parameter in parameters.values())
+        total = self._num_elements or sum(parameter.numel() for parameter in parameters.values())
         self._clock.charge(self._model.seconds_per_update * updated / max(1, total))
         return after

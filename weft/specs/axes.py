@@ -113,5 +113,5 @@ AXES: Mapping[str, Mapping[str, Value]] = {
     },
 }
 
-DEGREES: Mapping[str, bool] = {"data": True, "shard": False, "tensor": False, "pipeline": False}
+DEGREES: Mapping[str, bool] = {"data": True, "shard": True, "tensor": False, "pipeline": False}
 """The placement axis: how many ways each kind of split has, and whether this version has it."""

@@ -104,6 +104,16 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, consistency=_with(plan.consistency, commit="arrival")),
     ),
     Refusal(
+        lambda plan: plan.shard > 1 and plan.channel == "servers",
+        "servers hold the optimizer's state already, each its part",
+        lambda plan: replace(plan, data=plan.num_replicas, shard=1),
+    ),
+    Refusal(
+        lambda plan: plan.shard > 1 and plan.consistency.name != "sync",
+        "ranks that hold the optimizer's state together update together, in every step",
+        lambda plan: replace(plan, consistency=Choice("sync")),
+    ),
+    Refusal(
         lambda plan: _is_relaxed(plan) and plan.topology.name == "server",
         "servers update parameters themselves, and so does every rank of this consistency",
         lambda plan: replace(plan, topology=Choice("native")),

@@ -139,6 +139,11 @@ def check_recipe(recipe: Recipe, *, is_training: bool = True) -> None:
     if plan.num_replicas > mutable.batch_size:
         numbers = f"ranks: {plan.num_replicas}, batch_size: {mutable.batch_size}"
         raise RecipeError(f"more ranks than samples in a batch ({numbers}); raise batch_size or use fewer ranks")
+    if plan.shard > 1 and build_optimizer(recipe).scope != "element":
+        raise RecipeError(
+            f"optimizer needs whole tensors, and shards hold pieces (optimizer: {mutable.optimizer}, shard: {plan.shard}); "
+            "use one that is element-wise, such as adam, or data=N"
+        )
     if plan.consistency.name == "backup" or plan.consistency.get("commit", "") == "clock":
         _check_clipping(mutable, plan)
 
@@ -176,9 +181,10 @@ def build_task(
         torch.manual_seed(derive_seed(seed, "model"))
         module = build(fixed.model, MODELS, "model", splits.task)
     loss: Loss = build(fixed.loss, LOSSES, "loss")
+    executor: AbstractExecutor = build(mutable.executor, EXECUTORS, "executor", module, loss)
     task = Task(
         splits=splits,
-        executor=build(mutable.executor, EXECUTORS, "executor", module, loss),
+        executor=replicas.placement.wrap(executor),
         optimizer=build_optimizer(recipe),
         schedule=build(mutable.schedule, SCHEDULES, "schedule", total_samples, size),
         sampler=build(
@@ -196,7 +202,7 @@ def build_task(
     model = replace(task.executor.initial_state(), random=random)
     if isinstance(replicas, SoloReplicas) and task.accumulate == 1:
         task = replace(task, step_in_one=step_in_one(task.executor, task.optimizer, model, task.clip_norm))
-    return task, TrainingState(model, task.optimizer.init(model.parameters))
+    return task, TrainingState(model, task.optimizer.init(replicas.placement.owned(model.parameters)))
 
 
 def derive_seed(seed: int, purpose: str) -> int:

@@ -35,6 +35,8 @@ def evaluate(
     for i in range(mesh.replica, len(batches), mesh.num_replicas):
         batch = dataset.take(batches[i])
         outputs = executor.infer(state, batch)
+        if not replicas.placement.has_loss:
+            continue
         for j, name in enumerate(names):
             tally = QUALITY[name](outputs.predictions, batch.targets, outputs.loss, batch.num_targets)
             numbers[i, j] = torch.tensor([KINDS.index(tally.kind), tally.amount, tally.count], dtype=torch.float64)

@@ -1,6 +1,6 @@
 """From a batch to the gradients of an update: micro-batches, the point they are taken at, clipping."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -9,9 +9,12 @@ from torch import Tensor
 from weft.graph import AbstractExecutor, GradientSink, State
 from weft.specs import Batch
 
-__all__ = ["Gradients", "clip_by_norm", "clip_factor", "gradients_of", "use_point"]
+__all__ = ["Gradients", "Norm", "clip_by_norm", "clip_factor", "gradients_of", "joint_norm", "use_point"]
 
 Gradients = Mapping[str, Tensor | None]
+
+Norm = Callable[[Sequence[Tensor]], Tensor]
+"""The L2 norm of gradients with these L2 norms, a scalar; of those on other ranks too, where they lie in pieces."""
 
 
 def gradients_of(
@@ -47,19 +50,26 @@ def _accumulate(sums: dict[str, Tensor | None], weight: float, on_complete: Grad
     return add
 
 
-def clip_by_norm(gradients: Gradients, limit: float) -> Gradients:
+def joint_norm(norms: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of gradients that are all here.
+
+    >>> joint_norm([torch.tensor(3.0), torch.tensor(4.0)])
+    tensor(5.)
+    """
+    return torch.linalg.vector_norm(torch.stack(list(norms))) if norms else torch.zeros(())
+
+
+def clip_by_norm(gradients: Gradients, limit: float, norm: Norm = joint_norm) -> Gradients:
     """Scale all gradients by one factor so that their joint L2 norm is at most `limit`; the bits of
     `torch.nn.utils.clip_grad_norm_`."""
     present = [gradient for gradient in gradients.values() if gradient is not None]
-    if not present:
-        return gradients
-    factor = clip_factor([torch.linalg.vector_norm(gradient) for gradient in present], limit)
+    factor = clip_factor([torch.linalg.vector_norm(gradient) for gradient in present], limit, norm)
     return {name: None if gradient is None else gradient * factor for name, gradient in gradients.items()}
 
 
-def clip_factor(norms: Sequence[Tensor], limit: float) -> Tensor:
+def clip_factor(norms: Sequence[Tensor], limit: float, norm: Norm = joint_norm) -> Tensor:
     """The factor that brings the joint norm of gradients with these L2 norms down to `limit`."""
-    factor: Tensor = limit / (torch.linalg.vector_norm(torch.stack(list(norms))) + 1e-6)
+    factor: Tensor = limit / (norm(norms) + 1e-6)
     return factor.clamp(max=1.0)
 
 

@@ -132,7 +132,8 @@ def take_step(task: Task, state: TrainingState) -> tuple[TrainingState, StepResu
     else:
         parameters, loss, model = state.model.parameters, 0.0, state.model
         on_gradient = task.replicas.begin(weight)
-        with use_point(parameters, task.optimizer.prepare(parameters, state.optimizer)):
+        point = task.replicas.placement.prepare(task.optimizer, parameters, state.optimizer)
+        with use_point(parameters, point):
             if len(batch):
                 loss, model = gradients_of(task.executor, state.model, batch, task.accumulate, on_gradient)
         update = Update(task.optimizer, parameters, state.optimizer, lr, task.clip_norm)

@@ -23,26 +23,32 @@ from torch import Tensor
 from weft.graph import GradientSink, State
 from weft.specs import Mesh
 from weft.training.checkpoint import Entry
-from weft.training.gradients import clip_by_norm
+from weft.training.gradients import Norm, clip_by_norm, joint_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
+from weft.training.placement import AbstractPlacement, WholeModel
 
 __all__ = ["AbstractReplicas", "Consensus", "SoloReplicas", "Traffic", "Update"]
 
 
 @dataclass(frozen=True)
 class Update:
-    """An update, to be applied once gradients are exchanged."""
+    """An update, to be applied once gradients are exchanged: of all parameters, or of pieces of them.
+
+    Args:
+        clip_norm: the largest norm of all gradients together, which `norm` knows; None for any.
+    """
 
     optimizer: AbstractOptimizer
     parameters: Mapping[str, Tensor]
     state: OptimizerState
     lr: float
     clip_norm: float | None
+    norm: Norm = joint_norm
 
     def apply(self, gradients: Mapping[str, Tensor | None]) -> OptimizerState:
         if self.clip_norm is not None:
             # In the model's order, not in that of arrival: the norm of the norms has the same bits on every path.
-            gradients = clip_by_norm({name: gradients.get(name) for name in self.parameters}, self.clip_norm)
+            gradients = clip_by_norm({name: gradients.get(name) for name in self.parameters}, self.clip_norm, self.norm)
         return self.optimizer.update(gradients, self.parameters, self.state, self.lr)
 
 
@@ -74,6 +80,11 @@ class AbstractReplicas(ABC):
     @abstractmethod
     def mesh(self) -> Mesh:
         """Where this rank stands among all: who takes which share of a batch, who evaluates, who writes."""
+
+    @property
+    @abstractmethod
+    def placement(self) -> AbstractPlacement:
+        """The part of the model that this rank holds, computes with and updates."""
 
     @property
     @abstractmethod
@@ -171,6 +182,10 @@ class SoloReplicas(AbstractReplicas):
     @property
     def mesh(self) -> Mesh:
         return Mesh()
+
+    @property
+    def placement(self) -> AbstractPlacement:
+        return WholeModel()
 
     @property
     def is_synchronous(self) -> bool:

@@ -17,6 +17,7 @@ from weft.training.checkpoint import Entry
 from weft.training.gradients import use_point
 from weft.training.layout import PER_RANK
 from weft.training.optimizers import OptimizerState
+from weft.training.placement import AbstractPlacement
 from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
 
 __all__ = ["RelaxedReplicas"]
@@ -48,6 +49,10 @@ class RelaxedReplicas(AbstractReplicas):
     @property
     def mesh(self) -> Mesh:
         return self._base.mesh
+
+    @property
+    def placement(self) -> AbstractPlacement:
+        return self._base.placement
 
     @property
     def is_synchronous(self) -> bool:

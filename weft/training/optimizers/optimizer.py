@@ -80,6 +80,11 @@ class AbstractOptimizer(ABC):
     def lr(self) -> float:
         """The base learning rate: what a schedule multiplies."""
 
+    @property
+    @abstractmethod
+    def scope(self) -> Scope:
+        """Whether it may update pieces of parameters, or needs each of them whole."""
+
     @abstractmethod
     def init(self, parameters: Mapping[str, Tensor]) -> OptimizerState: ...
 

@@ -7,7 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.training.optimizers.optimizer import AbstractOptimizer, AbstractRule, OptimizerState, Shared
+from weft.training.optimizers.optimizer import AbstractOptimizer, AbstractRule, OptimizerState, Scope, Shared
 from weft.training.optimizers.plain_rule import check_between
 
 __all__ = ["Optimizer"]
@@ -32,6 +32,10 @@ class Optimizer(AbstractOptimizer):
     @property
     def lr(self) -> float:
         return self._lr
+
+    @property
+    def scope(self) -> Scope:
+        return self._rule.scope
 
     @property
     def rule(self) -> AbstractRule:

@@ -9,10 +9,33 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import UsageError
-from weft.training.optimizers.optimizer import AbstractOptimizer, OptimizerState, Shared
+from weft.training.optimizers.optimizer import AbstractOptimizer, OptimizerState, Scope, Shared
 from weft.training.optimizers.plain_rule import check_between
 
-__all__ = ["TorchOptimizer"]
+__all__ = ["TorchOptimizer", "scope_of"]
+
+ELEMENT_WISE: frozenset[object] = frozenset(
+    {
+        torch.optim.ASGD,
+        torch.optim.Adadelta,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        torch.optim.Adamax,
+        torch.optim.NAdam,
+        torch.optim.RAdam,
+        torch.optim.RMSprop,
+        torch.optim.Rprop,
+        torch.optim.SGD,
+    }
+)
+"""Those of torch.optim whose update of an element depends on no other. Any other class may look at whole tensors, as
+Adafactor and Muon do."""
+
+
+def scope_of(kind: object) -> Scope:
+    """Of a class of torch.optim, or of anything else that makes an optimizer."""
+    return "element" if kind in ELEMENT_WISE else "layer"
 
 
 @final
@@ -37,6 +60,10 @@ class TorchOptimizer(AbstractOptimizer):
     @property
     def lr(self) -> float:
         return self._lr
+
+    @property
+    def scope(self) -> Scope:
+        return scope_of(self._factory)
 
     def init(self, parameters: Mapping[str, Tensor]) -> OptimizerState:
         self._bind(parameters)

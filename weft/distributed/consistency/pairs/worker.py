@@ -29,6 +29,7 @@ from weft.specs import Mesh
 from weft.training.checkpoint import Entry
 from weft.training.gradients import use_point
 from weft.training.optimizers import OptimizerState
+from weft.training.placement import AbstractPlacement, WholeModel
 from weft.training.replicas import AbstractReplicas, Consensus, SoloReplicas, Traffic, Update
 from weft.training.sampling import share
 
@@ -144,6 +145,10 @@ class GossipReplicas(AbstractReplicas):
     @property
     def mesh(self) -> Mesh:
         return Mesh(self._shared.rank, data=self._settings.size)
+
+    @property
+    def placement(self) -> AbstractPlacement:
+        return WholeModel()
 
     @property
     def is_synchronous(self) -> bool:

@@ -18,6 +18,7 @@ from weft.training.checkpoint import Entry
 from weft.training.gradients import use_point
 from weft.training.layout import REPLICATED
 from weft.training.optimizers import OptimizerState
+from weft.training.placement import AbstractPlacement, WholeModel
 from weft.training.replicas import AbstractReplicas, Consensus, SoloReplicas, Traffic, Update
 from weft.training.sampling import share
 
@@ -59,6 +60,10 @@ class ServedReplicas(AbstractReplicas):
     @property
     def mesh(self) -> Mesh:
         return Mesh(self._mailbox.address, data=self._settings.num_workers)
+
+    @property
+    def placement(self) -> AbstractPlacement:
+        return WholeModel()
 
     @property
     def is_synchronous(self) -> bool:
