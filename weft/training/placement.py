@@ -50,6 +50,10 @@ class AbstractPlacement(ABC):
         call it."""
 
     @abstractmethod
+    def whole_state(self, state: OptimizerState) -> OptimizerState:
+        """The optimizer's state of all parameters, put together from the pieces of all ranks, who all call it."""
+
+    @abstractmethod
     def norm(self, norms: Sequence[Tensor]) -> Tensor:
         """The L2 norm of all gradients, of which this rank's pieces have these norms. All ranks call it."""
 
@@ -72,6 +76,9 @@ class WholeModel(AbstractPlacement):
         self, optimizer: AbstractOptimizer, parameters: Mapping[str, Tensor], state: OptimizerState
     ) -> Mapping[str, Tensor]:
         return optimizer.prepare(parameters, state)
+
+    def whole_state(self, state: OptimizerState) -> OptimizerState:
+        return state
 
     def norm(self, norms: Sequence[Tensor]) -> Tensor:
         return joint_norm(norms)

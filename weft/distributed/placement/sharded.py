@@ -1,0 +1,201 @@
+"""The optimizer's state split over ranks (ZeRO stage 1, Rajbhandari et al., 2020): each updates its own pieces.
+
+    2 ranks, a bucket           [     w2      | b1 |      w1      ]
+    gradients, on each          g  g  g  g  g  g  g  g  g  g  g  g         reduce-scatter
+    rank 0                      s  s  s  s  s  s  |                        sums, optimizer state and update of this half
+    rank 1                                        |  s  s  s  s  s  s      and of that half
+    parameters, on each         w  w  w  w  w  w  w  w  w  w  w  w         all-gather
+
+The bytes of a step are those of an all-reduce, which is a reduce-scatter and an all-gather. Every bucket is cut into as
+many parts as there are ranks, so that all of them have as much to do whichever layer is on its way.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import final
+
+import torch
+from torch import Tensor
+
+from weft.distributed.codecs import Bucket, Piece, write
+from weft.distributed.group import AbstractGroup, gather_parts
+from weft.distributed.group.calls import AllGather
+from weft.distributed.group.dense import as_bytes, make_dense
+from weft.distributed.group.group import AbstractWork
+from weft.distributed.placement.buckets import plan_buckets
+from weft.distributed.placement.cut import cut_evenly, put_together
+from weft.graph import AbstractExecutor
+from weft.training.checkpoint import Cut, flat
+from weft.training.gradients import joint_norm
+from weft.training.optimizers import AbstractOptimizer, OptimizerState
+from weft.training.placement import AbstractPlacement
+
+__all__ = ["BucketCut", "ShardedState", "cut_buckets"]
+
+
+@dataclass(frozen=True)
+class BucketCut:
+    """A bucket, and the part of its message that each rank updates."""
+
+    bucket: Bucket
+    parts: tuple[Bucket, ...]  # by rank
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements of each part; they lie one after the other in the message."""
+        return tuple(part.num_elements for part in self.parts)
+
+
+def cut_bucket(bucket: Bucket, parameters: Mapping[str, Tensor], num_ranks: int) -> BucketCut:
+    """Evenly, at places where an update of pieces has the bits of an update of the whole."""
+    pieces = cut_evenly({name: parameters[name] for name in bucket.names}, num_ranks)
+    return BucketCut(bucket, tuple(_part(own, parameters, bucket.dtype) for own in pieces))
+
+
+def _part(pieces: Sequence[Piece], parameters: Mapping[str, Tensor], dtype: torch.dtype) -> Bucket:
+    shapes = tuple(tuple(piece.of(parameters[piece.name]).shape) for piece in pieces)
+    return Bucket(tuple(pieces), shapes, dtype)
+
+
+@final
+class ShardedState(AbstractPlacement):
+    """Every rank has the whole model, and one part of each bucket to update.
+
+    Args:
+        group: the ranks that hold the optimizer's state together.
+    """
+
+    def __init__(self, group: AbstractGroup) -> None:
+        self._group = group
+        self._parameters: Mapping[str, Tensor] = {}
+        self._owned: dict[str, Tensor] = {}
+        self._pieces: dict[str, Piece] = {}
+        self.cuts: tuple[BucketCut, ...] = ()
+        self._memories: list[tuple[Tensor, Tensor | None]] = []
+
+    def wrap(self, executor: AbstractExecutor) -> AbstractExecutor:
+        return executor
+
+    @property
+    def has_loss(self) -> bool:
+        return True
+
+    def owned(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        if parameters is not self._parameters:
+            self._cut(parameters)
+        return self._owned
+
+    @property
+    def pieces(self) -> Mapping[str, Piece]:
+        """Those that this rank updates, by name."""
+        return self._pieces
+
+    def prepare(
+        self, optimizer: AbstractOptimizer, parameters: Mapping[str, Tensor], state: OptimizerState
+    ) -> Mapping[str, Tensor]:
+        owned = self.owned(parameters)
+        points = optimizer.prepare(owned, state)
+        if points is owned:
+            return parameters
+        whole = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        write({name: self._pieces[name].of(whole[name]) for name in points}, points)
+        self.spread(whole)
+        return whole
+
+    def norm(self, norms: Sequence[Tensor]) -> Tensor:
+        square = joint_norm(norms).double().square().reshape(1)
+        self._group.all_reduce(square)
+        return square.sqrt().squeeze()
+
+    @torch.no_grad()
+    def spread(self, tensors: Mapping[str, Tensor]) -> None:
+        """Bring the pieces of trained tensors, each right on its own rank, to all ranks, in place. All ranks call
+        it."""
+        if not self._memories:
+            self._memories = [self._make_memory(cut) for cut in self.cuts]
+        works = [self._start_gather(*pair, tensors) for pair in zip(self.cuts, self._memories, strict=True)]
+        for cut, (_, whole), work in zip(self.cuts, self._memories, works, strict=True):
+            work.wait()
+            if whole is not None:
+                write(tensors, cut.bucket.unpack(whole))
+
+    def cut_of(self, name: str) -> Cut | None:
+        """This rank's part of a checkpoint's entry: of the optimizer's slots, its pieces."""
+        kind, _, rest = name.partition("/")
+        parameter = self._parameters.get(rest.rpartition("/")[0]) if kind == "slot" else None
+        if parameter is None or parameter.dim() == 0:
+            return None
+        piece = self._pieces.get(rest.rpartition("/")[0])
+        if piece is not None and piece.is_whole(parameter):
+            return None
+        return Cut(tuple(parameter.shape), flat(piece.begin, piece.end) if piece else flat(0, 0))
+
+    def whole_state(self, state: OptimizerState) -> OptimizerState:
+        slots: dict[str, dict[str, list[tuple[Piece, Tensor]]]] = {name: {} for name in self._parameters}
+        for piece, slot, tensor in self._gather_slots(state):
+            slots[piece.name].setdefault(slot, []).append((piece, tensor))
+        whole = {
+            name: {slot: put_together(found, self._parameters[name]) for slot, found in own.items()}
+            for name, own in slots.items()
+        }
+        return replace(state, slots=whole)
+
+    def _cut(self, parameters: Mapping[str, Tensor]) -> None:
+        """Trained parameters bucket by bucket; those that are not trained, which nobody sends, all together."""
+        size, rank = self._group.size, self._group.rank
+        trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        frozen = {name: parameter for name, parameter in parameters.items() if name not in trained}
+        self.cuts = tuple(cut_bucket(bucket, trained, size) for bucket in plan_buckets(trained))
+        own = [piece for cut in self.cuts for piece in cut.parts[rank].pieces] + [*cut_evenly(frozen, size)[rank]]
+        self._pieces = {piece.name: piece for piece in own}
+        # In the model's order, in which an optimizer and its checkpoints have them.
+        names = [name for name in parameters if name in self._pieces]
+        self._owned = {name: self._pieces[name].of(parameters[name].detach()) for name in names}
+        self._parameters, self._memories = parameters, []
+
+    def _make_memory(self, cut: BucketCut) -> tuple[Tensor, Tensor | None]:
+        """For this rank's part of a message, and for the message of a bucket that is packed."""
+        own = cut.parts[self._group.rank].make_memory(self._group.empty)
+        return own, None if _is_alone(cut.bucket, self._parameters) else cut.bucket.make_memory(self._group.empty)
+
+    def _start_gather(
+        self, cut: BucketCut, memory: tuple[Tensor, Tensor | None], tensors: Mapping[str, Tensor]
+    ) -> AbstractWork:
+        own, whole = memory
+        cut.parts[self._group.rank].pack(tensors, own)
+        output = tensors[cut.bucket.names[0]].detach().view(-1) if whole is None else whole
+        return self._group.start(AllGather(output, own, cut.sizes))
+
+    def _gather_slots(self, state: OptimizerState) -> list[tuple[Piece, str, Tensor]]:
+        """The slots of all ranks, each with its piece."""
+        own = [(self._pieces[n], slot, t) for n, slots in state.slots.items() for slot, t in slots.items()]
+        rows = [
+            (piece.name, piece.begin, piece.end, slot, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+            for piece, slot, tensor in own
+        ]
+        text = torch.frombuffer(bytearray(json.dumps(rows).encode()), dtype=torch.uint8)
+        data = [as_bytes(make_dense(tensor)) for _, _, tensor in own]
+        everyone = zip(
+            gather_parts(self._group, text),
+            gather_parts(self._group, torch.cat(data) if data else text[:0]),
+            strict=True,
+        )
+        return [found for rows_of_rank, data_of_rank in everyone for found in _read_slots(rows_of_rank, data_of_rank)]
+
+
+def _is_alone(bucket: Bucket, parameters: Mapping[str, Tensor]) -> bool:
+    """Whether a message can be received in the memory of its one parameter."""
+    return len(bucket.pieces) == 1 and parameters[bucket.names[0]].is_contiguous()
+
+
+def _read_slots(text: Tensor, data: Tensor) -> list[tuple[Piece, str, Tensor]]:
+    found, begin = [], 0
+    for name, first, last, slot, dtype, shape in json.loads(bytes(text.tolist())):
+        kind: torch.dtype = getattr(torch, dtype)
+        end = begin + math.prod(shape) * kind.itemsize
+        found.append((Piece(name, first, last), slot, data[begin:end].clone().view(kind).view(shape)))
+        begin = end
+    return found

@@ -1,0 +1,91 @@
+"""A script's own torch.optim optimizer under a sharded placement: it keeps state for this rank's pieces alone.
+
+    backward       p.grad is whole on every rank: clipping, scaling and looking at it work as they are
+    step           the optimizer sees pieces in the place of parameters, updates them, and keeps their state
+    after it       pieces are gathered, and every rank has the whole model again
+"""
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from weft.distributed.placement.sharded import ShardedState
+from weft.errors import PlanError, UsageError
+from weft.training.optimizers.torch_optimizer import scope_of
+
+__all__ = ["TorchSteps"]
+
+
+@final
+class TorchSteps:
+    """Puts pieces in the place of parameters while the optimizer steps; kept alive by the optimizer's own hooks.
+
+    Outside of `step` the groups of the optimizer hold the model's parameters, so that `zero_grad`, schedulers and
+    gradient scalers find what they know.
+
+    Raises:
+        PlanError: the optimizer may need whole tensors.
+    """
+
+    def __init__(self, placement: ShardedState, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
+        kind = type(optimizer)
+        if scope_of(kind) != "element":
+            raise PlanError(
+                f"optimizer may need whole tensors, and shards hold pieces (optimizer: {kind.__name__}); "
+                "use an element-wise one of torch.optim, or data=N"
+            )
+        self._placement = placement
+        self._parameters = parameters
+        owned = placement.owned(parameters)
+        self._pieces = {piece.name: piece for piece in placement.pieces}
+        self._leaves = {name: nn.Parameter(piece, parameters[name].requires_grad) for name, piece in owned.items()}
+        self._names = {parameter: name for name, parameter in parameters.items()}
+        self._whole: list[list[Any]] = []  # the groups' parameters, while pieces stand in their place
+        self._cut_state(optimizer)
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+        optimizer.register_state_dict_pre_hook(_refuse_state_dict)
+
+    def _cut_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """State that the optimizer has already, of whole parameters, becomes that of pieces."""
+        for parameter, name in self._names.items():
+            state = optimizer.state.pop(parameter, None)
+            if state is not None and name in self._leaves:
+                piece = self._pieces[name]
+                optimizer.state[self._leaves[name]] = {
+                    key: piece.of(value).clone() if _is_like(value, parameter) else value
+                    for key, value in state.items()
+                }
+
+    def _before(self, optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
+        for name, leaf in self._leaves.items():
+            gradient = self._parameters[name].grad
+            leaf.grad = None if gradient is None else self._pieces[name].of(gradient)
+        self._whole = [group["params"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["params"] = [own for own in map(self._stand_in, group["params"]) if own is not None]
+
+    def _stand_in(self, parameter: Any) -> Any:
+        """This rank's piece; None where it has none. A parameter that is not the model's is left as it is."""
+        name = self._names.get(parameter)
+        return parameter if name is None else self._leaves.get(name)
+
+    def _after(self, optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
+        for group, whole in zip(optimizer.param_groups, self._whole, strict=True):
+            group["params"] = whole
+        for leaf in self._leaves.values():
+            leaf.grad = None
+        self._placement.spread(self._parameters)
+
+
+def _is_like(value: Any, parameter: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == parameter.shape and value.dim() > 0
+
+
+def _refuse_state_dict(_optimizer: torch.optim.Optimizer) -> None:
+    raise UsageError(
+        "state of the optimizer lies in pieces on several ranks (plan: shard); "
+        "save the model's state_dict, or train with data=N where the optimizer's is needed"
+    )
