@@ -54,6 +54,7 @@ METRICS: dict[str, Metric] = {
         Metric("returned_ranks", "", "lower"),
         Metric("peak_process_memory", "B", "lower", "maximum"),
         Metric("peak_tensor_memory", "B", "lower", "maximum"),
+        Metric("optimizer_memory", "B", "lower", "maximum"),
         Metric("flops_per_sample", "FLOP", "neither"),
         Metric("flop_rate", "FLOP/s", "higher"),
         Metric("share_of_peak", "", "higher"),

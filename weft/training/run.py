@@ -222,6 +222,7 @@ def _train_once(
             **values,
             **consensus.values,
             **watch.values,
+            "optimizer_memory": _most(replicas, state.optimizer.num_bytes),
             **(probe_data(task) if replicas.mesh.rank == 0 else {}),
             **probe_scaling(task, state, values["step_time"], now),
             **({} if surroundings.is_virtual else probe_step(task, state, values["throughput"])),
@@ -233,6 +234,11 @@ def _train_once(
         },
         hashes=hashes,
     )
+
+
+def _most(replicas: AbstractReplicas, number: int) -> float:
+    """The largest of all ranks' numbers."""
+    return max(float(found) for found in replicas.gather(torch.tensor(number)))
 
 
 def _check_same_start(snapshot: Snapshot | None, replicas: AbstractReplicas) -> None:

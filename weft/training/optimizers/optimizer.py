@@ -45,6 +45,12 @@ class OptimizerState:
     shared: Shared
     slots: Mapping[str, Slots]  # by parameter name
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the memory that the slots keep alive, which is more than their own where they are views."""
+        storages = [slot.untyped_storage() for slots in self.slots.values() for slot in slots.values()]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
 
 class AbstractRule(ABC):
     """The mathematics of one optimizer, one tensor at a time."""
