@@ -19,7 +19,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.parcel import Parcel, write
+from weft.distributed.codecs import write
+from weft.distributed.consistency.parcel import Parcel
 from weft.distributed.consistency.scheme import AbstractScheme, Memory
 from weft.distributed.group.calls import Broadcast, Recv, Send
 from weft.distributed.group.group import AbstractGroup

@@ -13,8 +13,9 @@ from typing import Literal, cast, final
 
 from torch import Tensor
 
+from weft.distributed.codecs import write
 from weft.distributed.consistency.graphs import Mixing, make_mixing
-from weft.distributed.consistency.parcel import Parcel, write
+from weft.distributed.consistency.parcel import Parcel
 from weft.distributed.consistency.scheme import AbstractScheme, Memory
 from weft.distributed.group.calls import AllReduce, NeighbourAllReduce
 from weft.distributed.group.group import AbstractGroup

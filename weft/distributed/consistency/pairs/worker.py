@@ -14,13 +14,13 @@ from typing import final
 import torch
 from torch import Tensor
 
+from weft.distributed.codecs import PackedTensors, write
 from weft.distributed.consistency.control import Journal
 from weft.distributed.consistency.graphs import make_mixing
 from weft.distributed.consistency.pairs.averaging import AbstractAveraging, NeighbourAveraging, PairAveraging
 from weft.distributed.consistency.pairs.events import Deal, Mean, ReplayPlan, rank_journal
 from weft.distributed.consistency.pairs.protocol import RunMailbox, Tag, responder_address
 from weft.distributed.consistency.pairs.weights import SharedWeights
-from weft.distributed.consistency.parcel import FlatTensors, write
 from weft.distributed.mailbox import AbstractMailbox
 from weft.errors import PeerLostError
 from weft.graph import GradientSink, State
@@ -56,7 +56,7 @@ class GossipSettings:
     patience: float = 3600.0
 
     def make_averaging(
-        self, mailbox: RunMailbox, weights: FlatTensors, replay: ReplayPlan | None, seed: int
+        self, mailbox: RunMailbox, weights: PackedTensors, replay: ReplayPlan | None, seed: int
     ) -> AbstractAveraging:
         if self.in_pairs:
             return PairAveraging(mailbox, weights, replay, split=make_split(self.graph, self.size), seed=seed)
@@ -96,7 +96,7 @@ class WorkFeed:
 class GossipRun:
     """One training of a rank."""
 
-    weights: FlatTensors
+    weights: PackedTensors
     averaging: AbstractAveraging
     work: WorkFeed
     replay: ReplayPlan | None
@@ -179,7 +179,7 @@ class GossipReplicas(AbstractReplicas):
         else:
             for tensor, given in zip(tensors, self._mailbox.receive(Tag.START, 0).tensors, strict=True):
                 tensor.copy_(given)
-        weights, plans = FlatTensors(self._parameters, self._mailbox.mailbox.empty), self._settings.replay
+        weights, plans = PackedTensors(self._parameters, self._mailbox.mailbox.empty), self._settings.replay
         replay = plans[self._seed][self._rank] if plans is not None else None
         self._shared.begin(self._mailbox.run, weights, self._open_journal(first), replay.events if replay else ())
         averaging = self._settings.make_averaging(self._mailbox, weights, replay, self._seed)

@@ -17,8 +17,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from weft.distributed.codecs import write
 from weft.distributed.consistency.elastic import elastic_force
-from weft.distributed.consistency.parcel import write
 from weft.distributed.consistency.server.link import ShardLink
 from weft.distributed.consistency.server.protocol import PushHeader
 from weft.distributed.consistency.server.session import Session
