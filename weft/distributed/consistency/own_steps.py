@@ -1,4 +1,4 @@
-"""Steps of a rank that makes its own updates, whoever carries its weights to the others: a group, servers, a mailbox."""
+"""Steps of a rank that makes its own updates, whatever carries its weights to others: a group, servers, a mailbox."""
 
 import math
 from typing import final
@@ -33,9 +33,13 @@ class OwnSteps:
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
         """The loss of this rank's own share; where it is not finite no update is made, and no weights are moved."""
-        own = loss / self._weight if self._weight else 0.0
+        own = self.own_loss(loss)
         if not math.isfinite(own):
             return own, update.state
         self._scheme.before_update()
         state = update.apply(self._gradients)
         return own, self._scheme.after_update(state)
+
+    def own_loss(self, loss: float) -> float:
+        """The mean over this rank's share, of its part of the batch's loss."""
+        return loss / self._weight if self._weight else 0.0

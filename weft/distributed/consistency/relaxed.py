@@ -33,7 +33,12 @@ class RelaxedReplicas(AbstractReplicas):
     """
 
     def __init__(
-        self, group: AbstractGroup, base: AbstractReplicas, scheme: AbstractGroupScheme, consistency: str, until: int = 0
+        self,
+        group: AbstractGroup,
+        base: AbstractReplicas,
+        scheme: AbstractGroupScheme,
+        consistency: str,
+        until: int = 0,
     ) -> None:
         self._group = group
         self._base = base
