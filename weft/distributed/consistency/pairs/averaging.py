@@ -17,6 +17,7 @@ from typing import final
 from torch import Tensor
 
 from weft.distributed.codecs import PackedTensors
+from weft.distributed.consistency.graphs import weigh_alike
 from weft.distributed.consistency.pairs.events import NOBODY, Mix, ReplayPlan, Step
 from weft.distributed.consistency.pairs.protocol import RunMailbox, Tag, responder_address
 from weft.distributed.group.calls import NeighbourGraph
@@ -144,5 +145,5 @@ def mix(own: Sequence[Tensor], others: Sequence[Sequence[Tensor]]) -> list[Tenso
     """The mean, as `NeighbourAllReduce` of a group computes it."""
     totals = [flat.clone() for flat in own]
     for total, *flats in zip(totals, *others, strict=True):
-        combine_neighbours(total, flats, (1 / (1 + len(others)),) * (1 + len(others)))
+        combine_neighbours(total, flats, weigh_alike(len(others)))
     return totals
