@@ -12,6 +12,7 @@ WeftError                       a fact, its values, one cure; `exit_code` is wha
 +-- CorruptFileError            2: a data file, record or checkpoint that is not what it claims to be
 +-- TrainingError               3: training started and could not go on
     +-- DivergedError           a loss or tensor that is not finite
+    +-- EncodingError           a tensor that a codec cannot carry, or a message that it did not make
     +-- PeerLostError           a rank that died or fell silent
     +-- DeadlineError           nothing came in time, though nobody is known to be lost
     +-- RankFailedError         the first failure among the ranks, with its own traceback and exit code
@@ -28,6 +29,7 @@ __all__ = [
     "DataNotFoundError",
     "DeadlineError",
     "DivergedError",
+    "EncodingError",
     "GraphError",
     "PeerLostError",
     "PlanError",
@@ -96,6 +98,14 @@ class TrainingError(WeftError):
 
 class DivergedError(TrainingError):
     """A loss or tensor that is not finite; names the step and the first bad tensor."""
+
+
+class EncodingError(TrainingError):
+    """A value that a codec cannot carry; the text and `name` say in which tensor."""
+
+    def __init__(self, text: str, name: str = "") -> None:
+        super().__init__(text)
+        self.name = name
 
 
 class PeerLostError(TrainingError):

@@ -13,7 +13,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.server.cut import Piece, cut_evenly
+from weft.distributed.codecs import Piece
+from weft.distributed.consistency.server.cut import cut_evenly
 from weft.distributed.consistency.server.decisions import Commit, Decision, Push, Release
 from weft.graph import State
 from weft.proving.method import Case

@@ -20,7 +20,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.server.cut import Piece
+from weft.distributed.codecs import Piece
 from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Push, Release
 from weft.errors import CorruptFileError
 from weft.proving.proof import clone

@@ -2,7 +2,8 @@
 
     ranks       g0 -.
                 g1 --+-> exchange -> update          reference    w0*g0 + w1*g1 + w2*g2 -> update
-                g2 -'
+                g2 -'                                             q(q(w0*g0) + q(w1*g1) + ...) with a codec q;
+                                                                  at servers q(w), w of q(g0)*w0 + q(g1)*w1 + ...
 
     ranks of a relaxed plan     rank 0: x_0, rank 1: x_1, ...      each traced by itself, on a group, with messages
     reference                   X = [x_0, x_1, ...]                one list in one process, by the papers' equations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from weft.proving.method import AbstractMethod, Case, Evidence
-from weft.proving.proof import Proof, Trace, copy_of, error_of, failed, pack_trace, unpack_trace
+from weft.proving.proof import Proof, Trace, clone, copy_of, error_of, failed, pack_trace, unpack_trace
 from weft.proving.reference import (
     Replica,
     add_weighted,
@@ -33,6 +34,7 @@ from weft.proving.reference import (
     weigh_shares,
 )
 from weft.proving.relaxed_equations import EQUATIONS, AbstractEquations
+from weft.proving.rounding import Rounding, hop_error, round_all, rounding_of
 from weft.specs import Choice, Plan
 from weft.training.build import build_task
 from weft.training.loop import Task, take_step
@@ -60,6 +62,7 @@ class Lockstep(AbstractMethod):
         return pack_trace(trace_ranks(case, replicas))
 
     def judge(self, case: Case, runs: Sequence[Evidence]) -> Proof:
+        case = replace(case, tolerance=max(case.tolerance, hop_error(case.plan)))
         return compare_ranks([unpack_trace(found) for found in runs[0].ranks], trace_references(case), case)
 
 
@@ -93,11 +96,12 @@ def trace_ranks(case: Case, replicas: AbstractReplicas) -> Trace:
 def trace_references(case: Case) -> list[Trace]:
     """The trace of every replica, in their order."""
     task, state = build_task(case.recipe, case.splits, case.seed)
-    choice, num_replicas = case.plan.consistency, case.plan.num_replicas
+    plan, choice, num_replicas = case.plan, case.plan.consistency, case.plan.num_replicas
     first, after = first_step_of(choice), _after(choice)
     state = replace(state, optimizer=begin_late(state.optimizer, first)) if first else state
     replicas = replicas_of(state, case.seed, num_replicas)
     equations = None if choice.name == "sync" else EQUATIONS[choice.name](choice, replicas)
+    together = Together(plan, replicas)
     place, samples = place_before_the_end(task, case.num_steps), 0
     traces: list[Trace] = [[] for _ in replicas]
     for step in range(first, first + case.num_steps):
@@ -105,9 +109,9 @@ def trace_references(case: Case) -> list[Trace]:
         gradients = [gradients_at(task, state.model, *pair) for pair in zip(replicas, batches, strict=True)]
         counts = weigh_shares(batches)
         if equations is None:
-            _update_as_one(task, replicas, gradients, counts, samples)
+            together.update(task, gradients, counts, samples)
         else:
-            _update_all(task, replicas, equations, gradients, counts, samples, step - after)
+            _update_all(task, replicas, equations, together, gradients, counts, samples, step - after)
         samples += sum(map(len, batches))
         _, place = task.sampler.next_batch(place)
         for trace, replica in zip(traces, replicas, strict=True):
@@ -118,27 +122,54 @@ def trace_references(case: Case) -> list[Trace]:
 Gradients = list[dict[str, Tensor | None]]
 
 
-def _sum(gradients: Gradients, counts: Sequence[float]) -> dict[str, Tensor | None]:
-    total: dict[str, Tensor | None] = {}
-    for found, count in zip(gradients, counts, strict=True):
-        add_weighted(total, found, count)
-    return total
+@final
+class Together:
+    """Synchronous steps: one rank's update, with the gradient of the whole batch, is that of all.
+
+    At servers the ranks hold what they were sent of the weights, which the servers keep as they are.
+    """
+
+    def __init__(self, plan: Plan, replicas: Sequence[Replica]) -> None:
+        self._round = rounding_of(plan)
+        self._is_served = plan.channel == "servers"
+        self._replicas = replicas
+        first = replicas[0]
+        self._whole = Replica(clone(first.weights), first.optimizer, first.random) if self._is_served else first
+        if self._is_served:
+            self._share()
+
+    def update(self, task: Task, gradients: Gradients, counts: Sequence[float], samples: int) -> None:
+        self._whole.optimizer = update_of(task, self._whole, samples).apply(self.sum(gradients, counts))
+        self._share()
+
+    def _share(self) -> None:
+        weights = self._whole.weights
+        for replica in self._replicas if self._is_served else self._replicas[1:]:
+            replica.weights = round_all(self._round, weights) if self._is_served else weights
+            replica.optimizer = self._whole.optimizer
+
+    def sum(self, gradients: Gradients, counts: Sequence[float]) -> dict[str, Tensor | None]:
+        """Of what ranks sent: servers weigh it; ranks of a group weigh it themselves, and are sent the sum."""
+        total: dict[str, Tensor | None] = {}
+        for found, count in zip(gradients, counts, strict=True):
+            if self._is_served:
+                add_weighted(total, _each(self._round, found), count)
+            else:
+                weighted: dict[str, Tensor | None] = {}
+                add_weighted(weighted, found, count)
+                add_weighted(total, _each(self._round, weighted), 1.0)
+        return total if self._is_served else _each(self._round, total)
 
 
-def _update_as_one(
-    task: Task, replicas: Sequence[Replica], gradients: Gradients, counts: Sequence[float], samples: int
-) -> None:
-    """One rank's update, with the gradient of the whole batch, is that of all."""
-    first = replicas[0]
-    first.optimizer = update_of(task, first, samples).apply(_sum(gradients, counts))
-    for replica in replicas[1:]:
-        replica.weights, replica.optimizer = first.weights, first.optimizer
+def _each(rounding: Rounding, gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+    return {name: None if gradient is None else rounding(gradient) for name, gradient in gradients.items()}
 
 
 def _update_all(
     task: Task,
     replicas: Sequence[Replica],
     equations: AbstractEquations,
+    together: Together,
     gradients: Gradients,
     counts: Sequence[float],
     samples: int,
@@ -146,7 +177,7 @@ def _update_all(
 ) -> None:
     """One step of all; before step 0 they are synchronous."""
     if step < 0:
-        gradients = [_sum(gradients, counts)] * len(replicas)
+        gradients = [together.sum(gradients, counts)] * len(replicas)
     else:
         equations.before_update(step)
     for replica, found in zip(replicas, gradients, strict=True):

@@ -18,7 +18,8 @@ class Value:
     `unbounded` names the whole numbers that may be `inf`. Of a consistency, `realised_by` is the import path of its
     implementation for each channel that it has: in a group of all ranks a function of (group, choice) that returns a
     scheme, at servers one of (choice, num_workers, is_fresh) that returns a policy. Synchronous ranks of a group need
-    no scheme, and neighbours have a channel of their own: there the path says where to look, and is not called.
+    no scheme, and neighbours have a channel of their own: there the path says where to look, and is not called. Of a
+    compression it is, for each channel that can carry it, a function of (choice) that returns a codec.
     """
 
     parameters: Mapping[str, Number] = field(default_factory=dict)
@@ -30,6 +31,14 @@ class Value:
 
 
 _SCHEMES, _POLICIES = "weft.distributed.consistency", "weft.distributed.consistency.server.policies"
+
+
+def _codec(path: str, parameters: Mapping[str, Number] | None = None) -> Value:
+    """A codec that every channel can carry."""
+    made_by = f"weft.distributed.codecs.{path}"
+    channels: tuple[Channel, ...] = ("all_reduce", "servers", "neighbours")
+    return Value(parameters or {}, is_available=True, realised_by=dict.fromkeys(channels, made_by))
+
 
 AXES: Mapping[str, Mapping[str, Value]] = {
     "consistency": {
@@ -99,9 +108,9 @@ AXES: Mapping[str, Mapping[str, Value]] = {
         "neighbours": Value({"graph": "ring"}),
     },
     "compress": {
-        "none": Value(is_available=True),
-        "fp16": Value(),
-        "bf16": Value(),
+        "none": _codec("exact:make_exact"),
+        "fp16": _codec("half:make_half"),
+        "bf16": _codec("half:make_half"),
         "qsgd": Value({"bits": 8}),
         "terngrad": Value(),
         "onebit": Value(),

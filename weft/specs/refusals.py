@@ -72,12 +72,7 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         lambda plan: _meets_at_servers(plan) and plan.topology.name != "server",
         "ranks of this consistency meet at servers",
-        lambda plan: replace(plan, topology=_server(), compress=Choice("none")),
-    ),
-    Refusal(
-        lambda plan: _meets_at_servers(plan) and plan.compress.name != "none",
-        "servers take gradients and weights as they are",
-        lambda plan: replace(plan, topology=_server(), compress=Choice("none")),
+        lambda plan: replace(plan, topology=_server()),
     ),
     Refusal(
         lambda plan: (
@@ -129,11 +124,6 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: plan.channel == "neighbours" and plan.consistency["mix"] == "after",
         "ranks that may die send their weights before the gradient, and mix what has come",
         lambda plan: replace(plan, consistency=_with(plan.consistency, mix="during")),
-    ),
-    Refusal(
-        lambda plan: _is_relaxed(plan) and plan.compress.name != "none",
-        "gradients are compressed, and this consistency sends weights",
-        lambda plan: replace(plan, compress=Choice("none")),
     ),
     Refusal(
         lambda plan: (

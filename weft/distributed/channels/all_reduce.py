@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from weft.distributed.channels.run_spec import RunSpec
+from weft.distributed.codecs import make_codec
 from weft.distributed.consistency import relax
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.place import AbstractPlace
@@ -31,5 +32,6 @@ def use_all_reduce(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[
 def replicas_in(group: AbstractGroup, plan: Plan, *, buffers: Literal["mean", "rank"] = "mean") -> AbstractReplicas:
     """The replicas of a plan in the group of all its ranks. A collective call."""
     groups = MeshGroups(group, plan.mesh(group.rank))
-    synchronous = DataParallel(groups.replicas, world=groups.world, mesh=groups.mesh, buffers=buffers)
+    codec = make_codec(plan.compress)
+    synchronous = DataParallel(groups.replicas, world=groups.world, mesh=groups.mesh, buffers=buffers, codec=codec)
     return relax(synchronous, groups.replicas, plan.consistency)

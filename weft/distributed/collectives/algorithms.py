@@ -11,7 +11,7 @@ from weft.distributed.collectives.execution import CollectiveRounds, combine, fi
 from weft.distributed.collectives.moves import Schedule, part_bounds
 from weft.distributed.group import calls
 from weft.distributed.group.calls import ReduceOp
-from weft.distributed.group.dense import copy_back, make_dense
+from weft.distributed.group.dense import HALVES, copy_back, make_dense
 from weft.planning.collective_cost import AllReduceAlgorithm
 
 __all__ = ["all_reduce_rounds", "rounds_of"]
@@ -77,7 +77,7 @@ def _reduce_in_rank_order(
     yield from perform(
         schedules.all_to_all(rank, size), tensor, bounds, tag=tag, target=arrived, target_bounds=arrived_bounds
     )
-    total = rows[0]
+    total = rows[0].float() if rows.dtype in HALVES else rows[0]  # rounded once, as native groups do
     for row in rows[1:]:
         combine(total, row, op)
     output.copy_(total)

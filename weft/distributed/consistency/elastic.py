@@ -1,15 +1,17 @@
 """Elastic averaging: a force draws ranks and a centre together (EASGD, Zhang, Choromanska and LeCun, 2015).
 
-The ranks of a group do it in turns; server/elastic_steps.py has ranks at their own pace.
+    rank r, on its turn     x_r --> the centre        x_r    <- x_r    - alpha (x_r - centre)
+                            centre <--                centre <- centre + alpha (x_r - centre)      alpha = beta / ranks
 
-    rank r, on its turn     x_r --> rank 0        x_r    <- x_r    - alpha (x_r - centre)
-                            centre <-- rank 0     centre <- centre + alpha (x_r - centre)      alpha = beta / ranks
+A rank meets the centre every `steps` steps, with the weights from before its gradient; the answer, the centre as they
+found it, comes while the gradient is computed. `draw_centre` is all of the arithmetic, of both ends and of both
+carriers: a group, below, and servers (server/elastic_steps.py), where ranks go at their own pace and may die.
+
+In a group the centre lives on rank 0, beside its own replica, and ranks meet it in turns. They wait for rank 0 alone,
+never for each other:
 
     period 4, 4 ranks       step   0  1  2  3 | 4  5  6  7        round-robin: one rank after the other, always in
                             turn  r0 r1 r2 r3 |r0 r1 r2 r3        the same order, so that a run can be repeated
-
-The centre lives on rank 0, beside its own replica. A rank meets it every `steps` steps, with the weights from before
-its gradient; the answer comes while the gradient is computed. Ranks wait for rank 0 alone, never for each other.
 """
 
 from collections.abc import Mapping
@@ -19,8 +21,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.parcel import Parcel, write
-from weft.distributed.consistency.scheme import AbstractScheme, Memory
+from weft.distributed.codecs import write
+from weft.distributed.consistency.parcel import Parcel
+from weft.distributed.consistency.scheme import AbstractGroupScheme, Memory
 from weft.distributed.group.calls import Broadcast, Recv, Send
 from weft.distributed.group.group import AbstractGroup
 from weft.specs.plan import Choice
@@ -29,20 +32,28 @@ from weft.training.layout import REPLICATED
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic
 
-__all__ = ["ElasticAveraging", "elastic_force", "is_turn", "make_elastic"]
+__all__ = ["ElasticAveraging", "draw_centre", "is_turn", "make_elastic"]
 
 HOME = 0
 """The rank that keeps the centre."""
 
 
-def elastic_force(weights: Tensor, centre: Tensor, alpha: float, *, out: Tensor | None = None) -> Tensor:
-    """alpha (x - centre): the centre moves by as much towards the rank, and the rank by as much towards it. The same
-    bits on both ends, in whatever pieces it is computed.
+@torch.no_grad()
+def draw_centre(centre: Tensor, visitor: Tensor, alpha: float, *, out: Tensor | None = None) -> Tensor:
+    """Move the centre towards a visitor; the force alpha (x - centre), by which the visitor moves towards the centre.
 
-    >>> elastic_force(torch.tensor([3.0]), torch.tensor([1.0]), 0.25)
-    tensor([0.5000])
+    The same bits on both ends, in whatever pieces it is computed.
+
+    Args:
+        out: where the force is written; the visitor itself, if it is needed no more.
+
+    >>> centre = torch.tensor([1.0])
+    >>> draw_centre(centre, torch.tensor([3.0]), 0.25), centre
+    (tensor([0.5000]), tensor([1.5000]))
     """
-    return torch.sub(weights, centre, out=out).mul_(alpha)
+    force = torch.sub(visitor, centre, out=out).mul_(alpha)
+    centre.add_(force)
+    return force
 
 
 def is_turn(rank: int, step: int, period: int) -> bool:
@@ -51,7 +62,7 @@ def is_turn(rank: int, step: int, period: int) -> bool:
 
 
 @final
-class ElasticAveraging(AbstractScheme):
+class ElasticAveraging(AbstractGroupScheme):
     """The ranks stand for the centre.
 
     Args:
@@ -101,7 +112,7 @@ class ElasticAveraging(AbstractScheme):
             sent, received = self._visitor.wait(), self._centre.wait()
             exposed, hidden = sent.exposed + received.exposed, max(sent.hidden, received.hidden)
             self._traffic = Traffic(exposed, hidden, sent.num_bytes)
-            self._pull()
+            self._meet()
 
     def after_update(self, state: OptimizerState) -> OptimizerState:
         return state
@@ -150,28 +161,21 @@ class ElasticAveraging(AbstractScheme):
                 continue
             if rank == HOME:
                 self._visitor.pack(self._parameters)
-                self._pull()
             else:
                 self._visitor.start(partial(Recv, peer=rank))
                 self._visitor.wait()
                 self._centre.start(partial(Send, peer=rank))
                 num_bytes += self._centre.wait().num_bytes
-                self._turn_into_force()
-            for centre, force in zip(self._centre.messages, self._visitor.messages, strict=True):
-                centre.add_(force)
+            self._meet(is_own=rank == HOME)
         self._traffic = Traffic(self._group.clock.now() - began, 0.0, num_bytes)
 
     @torch.no_grad()
-    def _pull(self) -> None:
-        """Draw this rank's weights towards the centre."""
-        self._turn_into_force()
-        for name, force in self._visitor.tensors.items():
+    def _meet(self, *, is_own: bool = True) -> None:
+        """Move the centre, or this rank's copy of it, and this rank's weights if they are the visitor."""
+        for centre, visitor in zip(self._centre.messages, self._visitor.messages, strict=True):
+            draw_centre(centre, visitor, self._alpha, out=visitor)
+        for name, force in self._visitor.tensors.items() if is_own else ():
             self._parameters[name].sub_(force)
-
-    def _turn_into_force(self) -> None:
-        """The visitor becomes alpha (x - centre)."""
-        for weights, centre in zip(self._visitor.messages, self._centre.messages, strict=True):
-            elastic_force(weights, centre, self._alpha, out=weights)
 
 
 def make_elastic(group: AbstractGroup, choice: Choice) -> ElasticAveraging:

@@ -13,9 +13,10 @@ from typing import Literal, cast, final
 
 from torch import Tensor
 
+from weft.distributed.codecs import write
 from weft.distributed.consistency.graphs import Mixing, make_mixing
-from weft.distributed.consistency.parcel import Parcel, write
-from weft.distributed.consistency.scheme import AbstractScheme, Memory
+from weft.distributed.consistency.parcel import Parcel
+from weft.distributed.consistency.scheme import AbstractGroupScheme, Memory
 from weft.distributed.group.calls import AllReduce, NeighbourAllReduce
 from weft.distributed.group.group import AbstractGroup
 from weft.specs.plan import Choice
@@ -27,7 +28,7 @@ __all__ = ["Gossip", "make_gossip"]
 
 
 @final
-class Gossip(AbstractScheme):
+class Gossip(AbstractGroupScheme):
     """The ranks stand for the mean of their weights. Optimizer state is each rank's own.
 
     Args:

@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.distributed.group.calls import NeighbourGraph
 from weft.planning.gossip_graphs import GRAPHS
 
-__all__ = ["GRAPHS", "Mixing", "make_mixing"]
+__all__ = ["GRAPHS", "Mixing", "make_mixing", "weigh_alike"]
 
 
 @dataclass(frozen=True)
@@ -52,5 +52,13 @@ def make_mixing(name: str, size: int) -> Mixing:
     ((0.5, 0.5), (0.5, 0.5))
     """
     graph = tuple(tuple(sorted(GRAPHS[name](rank, size) - {rank})) for rank in range(size))
-    weights = tuple((1 / (1 + len(sources)),) * (1 + len(sources)) for sources in graph)
-    return Mixing(graph, weights)
+    return Mixing(graph, tuple(weigh_alike(len(sources)) for sources in graph))
+
+
+def weigh_alike(num_neighbours: int) -> tuple[float, ...]:
+    """The weights of a rank's own tensor and of so many others: a row of W.
+
+    >>> weigh_alike(1)
+    (0.5, 0.5)
+    """
+    return (1 / (1 + num_neighbours),) * (1 + num_neighbours)

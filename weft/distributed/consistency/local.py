@@ -13,8 +13,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.parcel import Parcel, write
-from weft.distributed.consistency.scheme import AbstractScheme, Memory
+from weft.distributed.codecs import write
+from weft.distributed.consistency.parcel import Parcel
+from weft.distributed.consistency.scheme import AbstractGroupScheme, Memory
 from weft.distributed.group.calls import AllReduce
 from weft.distributed.group.group import AbstractGroup
 from weft.specs.plan import Choice
@@ -50,7 +51,7 @@ class OuterOptimizer:
 
 
 @final
-class LocalAveraging(AbstractScheme):
+class LocalAveraging(AbstractGroupScheme):
     """The mean of the weights at every meeting. Ranks count by their shares of the batches since the last one, which
     differ where a batch is ragged.
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from weft.distributed.consistency.agreement import Agreement
-from weft.distributed.consistency.scheme import AbstractScheme
+from weft.distributed.consistency.own_steps import OwnSteps
+from weft.distributed.consistency.scheme import AbstractGroupScheme
 from weft.distributed.group.group import AbstractGroup
 from weft.graph import GradientSink, State
 from weft.specs import Mesh
@@ -33,7 +34,12 @@ class RelaxedReplicas(AbstractReplicas):
     """
 
     def __init__(
-        self, group: AbstractGroup, base: AbstractReplicas, scheme: AbstractScheme, consistency: str, until: int = 0
+        self,
+        group: AbstractGroup,
+        base: AbstractReplicas,
+        scheme: AbstractGroupScheme,
+        consistency: str,
+        until: int = 0,
     ) -> None:
         self._group = group
         self._base = base
@@ -42,8 +48,7 @@ class RelaxedReplicas(AbstractReplicas):
         self._until = until
         self._agreement = Agreement(group)
         self._parameters: Mapping[str, Tensor] = {}
-        self._gradients: dict[str, Tensor | None] = {}
-        self._weight = 0.0
+        self._own = OwnSteps(scheme)
         self._step = 0
 
     @property
@@ -63,7 +68,7 @@ class RelaxedReplicas(AbstractReplicas):
         return self._consistency
 
     @property
-    def scheme(self) -> AbstractScheme:
+    def scheme(self) -> AbstractGroupScheme:
         return self._scheme
 
     def join(self, model: State) -> None:
@@ -84,13 +89,7 @@ class RelaxedReplicas(AbstractReplicas):
     def begin(self, weight: float) -> GradientSink:
         if self._step < self._until:
             return self._base.begin(weight)
-        self._gradients, self._weight = {}, weight
-        self._scheme.begin(self._step - self._until, weight)
-        return self._add
-
-    def _add(self, name: str, gradient: Tensor | None) -> None:
-        self._gradients[name] = gradient
-        self._scheme.advance()
+        return self._own.begin(self._step - self._until, weight)
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
         self._step += 1
@@ -99,12 +98,7 @@ class RelaxedReplicas(AbstractReplicas):
             if self._step == self._until:
                 self._scheme.begin_together()
             return result
-        own = loss / self._weight if self._weight else 0.0
-        if not math.isfinite(own):
-            return own, update.state
-        self._scheme.before_update()
-        state = update.apply(self._gradients)
-        return own, self._scheme.after_update(state)
+        return self._own.finish(loss, update)
 
     def traffic(self) -> Traffic:
         return self._scheme.traffic() if self._step > self._until else self._base.traffic()

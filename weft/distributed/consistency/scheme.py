@@ -1,4 +1,4 @@
-"""The scheme seam: what a rank does with its weights around a step of its own."""
+"""The scheme seam: what a rank does with its weights around a step of its own; and what a group asks of it besides."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,20 +10,42 @@ from weft.training.layout import Layout
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic
 
-__all__ = ["AbstractScheme", "Memory"]
+__all__ = ["AbstractGroupScheme", "AbstractScheme", "Memory"]
 
 Memory = Mapping[str, tuple[Layout, Tensor]]
 """The state of a scheme in a checkpoint, by name; of a tensor that is `per_rank`, this rank's part."""
 
 
 class AbstractScheme(ABC):
-    """One kind of relaxed consistency. A step, as RelaxedReplicas drives it:
+    """One kind of relaxed consistency over one carrier. A step, as OwnSteps drives it:
 
-        begin            before the gradient: weights may set out
-        advance          a gradient is ready: messages under way move on
-        before_update    weights that arrived are taken in
-                         the rank's own update, with the gradient of its own share
-        after_update     weights, and the optimizer's state, are brought together
+    begin            before the gradient: weights may set out
+    advance          a gradient is ready: messages under way move on
+    before_update    weights that arrived are taken in
+                     the rank's own update, with the gradient of its own share
+    after_update     weights, and the optimizer's state, are brought together
+    """
+
+    @abstractmethod
+    def begin(self, step: int, weight: float) -> None:
+        """A step begins; `weight` is this rank's share of its batch."""
+
+    @abstractmethod
+    def advance(self) -> None: ...
+
+    @abstractmethod
+    def before_update(self) -> None: ...
+
+    @abstractmethod
+    def after_update(self, state: OptimizerState) -> OptimizerState: ...
+
+    @abstractmethod
+    def traffic(self) -> Traffic:
+        """The cost of the last step's exchange."""
+
+
+class AbstractGroupScheme(AbstractScheme):
+    """A scheme whose ranks are a group: all take the same steps, save and stop together, and go on to the last bit.
 
     Steps are counted from 0, from when the scheme began. Every method is called by all ranks, in the same order.
     """
@@ -42,25 +64,8 @@ class AbstractScheme(ABC):
         """All ranks hold the same weights: step 0 comes next."""
 
     @abstractmethod
-    def begin(self, step: int, weight: float) -> None:
-        """A step begins; `weight` is this rank's share of its batch."""
-
-    @abstractmethod
-    def advance(self) -> None: ...
-
-    @abstractmethod
-    def before_update(self) -> None: ...
-
-    @abstractmethod
-    def after_update(self, state: OptimizerState) -> OptimizerState: ...
-
-    @abstractmethod
     def consensus(self) -> Mapping[str, Tensor] | None:
         """The weights that all ranks together stand for, valid until the next step; None where all hold the same."""
-
-    @abstractmethod
-    def traffic(self) -> Traffic:
-        """The cost of the last step's exchange."""
 
     @abstractmethod
     def memory(self) -> Memory: ...

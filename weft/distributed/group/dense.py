@@ -7,9 +7,9 @@ from torch import Tensor
 
 from weft.distributed.group.calls import ReduceOp
 
-__all__ = ["as_bytes", "combine_neighbours", "copy_back", "make_dense", "reduce_parts"]
+__all__ = ["HALVES", "as_bytes", "combine_neighbours", "copy_back", "make_dense", "reduce_parts"]
 
-_HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def make_dense(tensor: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def reduce_parts(parts: Tensor, op: ReduceOp) -> Tensor:
     >>> reduce_parts(torch.tensor([[1.0, 2.0], [3.0, 6.0]]), "mean")
     tensor([2., 4.])
     """
-    total = parts[0].to(torch.float32 if parts.dtype in _HALVES else parts.dtype, copy=True)
+    total = parts[0].to(torch.float32 if parts.dtype in HALVES else parts.dtype, copy=True)
     for part in parts[1:]:
         match op:
             case "sum" | "mean":

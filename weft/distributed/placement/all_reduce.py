@@ -5,6 +5,10 @@ bucket 0            =====>                       started as soon as its last gra
 bucket 1                     =====>              in the same order on every rank
 bucket 2                              ====>
 update                                     [..]
+
+    rank r    q(w_r g_r)  --.
+                            +--> q( sum_r q(w_r g_r) )     q: the codec's rounding, which `none` has not
+    others    ...         --'
 """
 
 import math
@@ -15,10 +19,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.group.calls import AllReduce
-from weft.distributed.group.group import AbstractGroup, AbstractWork
-from weft.distributed.placement.buckets import Bucket, plan_buckets
-from weft.errors import UsageError
+from weft.distributed.codecs import AbstractCodec, Bucket, ExactCodec, ReductionWork
+from weft.distributed.group.group import AbstractGroup
+from weft.distributed.placement.buckets import plan_buckets
+from weft.errors import EncodingError, UsageError
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic, Update
 
@@ -42,14 +46,21 @@ class AllReduceExchange:
     `begin`, `add` for every gradient as it is ready, `finish`.
 
     A gradient that is None travels as zeros, so that every rank sends the same messages.
+
+    Args:
+        codec: what is sent instead of gradients; by default they are.
     """
 
-    def __init__(self, group: AbstractGroup, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, group: AbstractGroup, parameters: Mapping[str, Tensor], codec: AbstractCodec | None = None
+    ) -> None:
         self._group = group
+        self._codec = codec or ExactCodec()
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self._buckets = plan_buckets(self._parameters)
         self._bucket_of = {name: i for i, bucket in enumerate(self._buckets) for name in bucket.names}
-        self._packed = [self._pack_buffer(bucket) for bucket in self._buckets]
+        self._packed = [b.make_memory(group.empty) if len(b.pieces) > 1 else None for b in self._buckets]
+        self._encoded = [self._codec.make_memory(bucket, group.empty) for bucket in self._buckets]
         self.spans: list[BucketTimes] = []
         self._exposed = 0.0
         self.begin(1.0)
@@ -59,8 +70,9 @@ class AllReduceExchange:
         self._weight = weight
         self._gradients: dict[str, Tensor | None] = {}
         self._missing = [len(bucket.names) for bucket in self._buckets]
-        self._messages: list[Tensor] = []
-        self._works: list[tuple[AbstractWork, float]] = []
+        self._num_bytes = 0
+        self._works: list[tuple[ReductionWork, float]] = []
+        self._unfit: dict[str, EncodingError] = {}  # by parameter
         self._ends: list[float] = []
 
     def add(self, name: str, gradient: Tensor | None) -> None:
@@ -76,34 +88,68 @@ class AllReduceExchange:
         return total, update.apply(sums) if math.isfinite(total) else update.state
 
     def wait(self, loss: float = 0.0) -> tuple[float, dict[str, Tensor | None]]:
-        """The sums of all losses and gradients; None for a parameter that had no part in any rank's loss."""
+        """The sums of all losses and gradients; None for a parameter that had no part in any rank's loss.
+
+        Raises:
+            EncodingError: on all ranks, if a value of one did not fit.
+        """
         for name in self._parameters:
             if name not in self._gradients:
                 self.add(name, None)
         waited = self._group.clock.now()
-        total, is_present = _report_loss(self._group, loss, self._gradients, list(self._parameters))
+        total, is_present, unfit = self._report(loss)
         sums = self._wait_for_all(waited)
         self._exposed = self._group.clock.now() - waited
+        if unfit and math.isfinite(total):
+            raise self._unfit.get(unfit[0]) or EncodingError(_text_of_unfit(unfit[0]), unfit[0])
         return total, {name: sums[name] if is_present[name] else None for name in self._parameters}
 
     def traffic(self) -> Traffic:
         """Buckets that travel side by side count once; the loss is waited for like a bucket."""
         hidden = _covered([(span.started, min(span.waited, span.ended)) for span in self.spans])
-        return Traffic(self._exposed, hidden, sum(message.nbytes for message in self._messages))
+        return Traffic(self._exposed, hidden, self._num_bytes)
 
     def _start(self, index: int) -> None:
-        message = self._pack(index)
+        bucket, codec = self._buckets[index], self._codec
+        message = bucket.pack({name: self._dense(name) for name in bucket.names}, self._packed[index])
         # The mean over a power of two of ranks has the bits of the weighted sum, and saves equal shares a pass over
-        # memory. The choice hangs on the size alone: all ranks must make the same, and weights differ among them.
+        # memory. The choice hangs on the size alone: all ranks must make the same, and weights differ among them. What
+        # is rounded is the weighted gradient: a sum of those that are not weighted may not fit where each of them does.
         size = self._group.size
-        is_mean = size & (size - 1) == 0
+        is_mean = codec.is_exact and size & (size - 1) == 0
         factor = self._weight * size if is_mean else self._weight
         if factor != 1.0:
             message.mul_(factor)
-        self._messages.append(message)
+        sent = self._encode(index, message)
+        self._num_bytes += sent.nbytes
         started = self._group.clock.now()
-        work = self._group.start(AllReduce(message, "mean" if is_mean else "sum"))
-        self._works.append((work, started))
+        reduction = codec.reduce(bucket, sent, size, "mean" if is_mean else "sum", out=message)
+        self._works.append((ReductionWork(self._group, reduction), started))
+
+    def _encode(self, index: int, message: Tensor) -> Tensor:
+        """A message with a value that does not fit is sent all the same, as the others wait for one: all are told."""
+        bucket, memory = self._buckets[index], self._encoded[index]
+        try:
+            return self._codec.encode(bucket, message, memory)
+        except EncodingError as error:
+            self._unfit[error.name] = error
+            return self._codec.encode(bucket, message.zero_(), memory)
+
+    def _report(self, loss: float) -> tuple[float, dict[str, bool], list[str]]:
+        """The sum of the losses, which parameters had a part in the loss of at least one rank, and of which a value did
+        not fit.
+
+        Without the second a parameter that nobody used would get a gradient of zeros, and momentum would move it.
+        """
+        names = list(self._parameters)
+        numbers = [float(self._gradients.get(name) is not None) for name in names]
+        if not self._codec.is_exact:
+            numbers += [float(name in self._unfit) for name in names]
+        report = torch.tensor([loss, *numbers], dtype=torch.float64)
+        self._group.all_reduce(report)
+        total, *counts = report.tolist()
+        is_present = {name: count > 0 for name, count in zip(names, counts, strict=False)}
+        return total, is_present, [n for n, count in zip(names, counts[len(names) :], strict=False) if count]
 
     def _note_ends(self) -> None:
         """Buckets end in the order they were started in. To ask is also what moves some groups on."""
@@ -114,24 +160,11 @@ class AllReduceExchange:
         sums: dict[str, Tensor] = {}
         self.spans = []
         for index, (work, started) in enumerate(self._works):
-            work.wait()
+            total = work.wait()
             ended = self._ends[index] if index < len(self._ends) else self._group.clock.now()
             self.spans.append(BucketTimes(index, started, waited, ended))
-            sums |= self._unpack(self._buckets[index], self._messages[index])
+            sums |= _unpacked(self._buckets[index], total)
         return sums
-
-    def _pack_buffer(self, bucket: Bucket) -> Tensor | None:
-        if len(bucket.names) == 1:
-            return None
-        return self._group.empty((bucket.num_elements,), self._parameters[bucket.names[0]].dtype)
-
-    def _pack(self, index: int) -> Tensor:
-        bucket, buffer = self._buckets[index], self._packed[index]
-        gradients = [self._dense(name) for name in bucket.names]
-        if buffer is None:
-            return gradients[0]
-        torch.cat([gradient.reshape(-1) for gradient in gradients], out=buffer)
-        return buffer
 
     def _dense(self, name: str) -> Tensor:
         gradient = self._gradients[name]
@@ -141,11 +174,14 @@ class AllReduceExchange:
             )
         return torch.zeros_like(self._parameters[name]) if gradient is None else gradient.contiguous()
 
-    def _unpack(self, bucket: Bucket, message: Tensor) -> dict[str, Tensor]:
-        if len(bucket.names) == 1:
-            return {bucket.names[0]: message}
-        parts = message.split([self._parameters[name].numel() for name in bucket.names])
-        return {name: part.view(self._parameters[name].shape) for name, part in zip(bucket.names, parts, strict=True)}
+
+def _text_of_unfit(name: str) -> str:
+    return f"value of another rank does not fit ({name}); use compress=bf16, or none"
+
+
+def _unpacked(bucket: Bucket, total: Tensor) -> dict[str, Tensor]:
+    """By name; a tensor that travelled alone is itself, not a view: whoever gave it knows it again."""
+    return {bucket.names[0]: total} if len(bucket.pieces) == 1 else bucket.unpack(total)
 
 
 def _covered(intervals: list[tuple[float, float]]) -> float:
@@ -159,17 +195,3 @@ def _covered(intervals: list[tuple[float, float]]) -> float:
         total += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
     return total
-
-
-def _report_loss(
-    group: AbstractGroup, loss: float, gradients: Mapping[str, Tensor | None], names: list[str]
-) -> tuple[float, dict[str, bool]]:
-    """The sum of the losses, and which parameters had a part in the loss of at least one rank.
-
-    Without the second a parameter that nobody used would get a gradient of zeros, and momentum would move it.
-    """
-    presence = [float(gradients.get(name) is not None) for name in names]
-    report = torch.tensor([loss, *presence], dtype=torch.float64)
-    group.all_reduce(report)
-    total, *counts = report.tolist()
-    return total, {name: count > 0 for name, count in zip(names, counts, strict=True)}

@@ -7,6 +7,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
+from weft.distributed.codecs import AbstractCodec, ExactCodec
 from weft.distributed.group.calls import Broadcast
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.all_reduce import AllReduceExchange
@@ -14,11 +15,14 @@ from weft.distributed.placement.statistics import average_statistics
 from weft.graph import GradientSink, State
 from weft.specs import Mesh
 from weft.training.checkpoint import Entry
+from weft.training.layout import SUMMED
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
 from weft.training.sampling import share
 
 __all__ = ["DataParallel"]
+
+RESIDUAL = "residual/"
 
 
 @final
@@ -29,6 +33,7 @@ class DataParallel(AbstractReplicas):
         group: one rank of every replica, in the order of replicas.
         world: all ranks, which stop and save together; by default those of the group.
         buffers: running statistics before an evaluation: averaged ("mean"), or each rank keeps its own ("rank").
+        codec: what is sent instead of gradients; by default they are.
     """
 
     def __init__(
@@ -38,8 +43,10 @@ class DataParallel(AbstractReplicas):
         world: AbstractGroup | None = None,
         mesh: Mesh | None = None,
         buffers: Literal["mean", "rank"] = "mean",
+        codec: AbstractCodec | None = None,
     ) -> None:
         self._group = group
+        self._codec = codec or ExactCodec()
         self._world = world or group
         self._mesh = mesh or Mesh(group.rank, data=group.size)
         self._buffers = buffers
@@ -67,7 +74,7 @@ class DataParallel(AbstractReplicas):
         tensors = [*model.parameters.values(), *model.buffers.values()]
         for work in [self._group.start(Broadcast(tensor.detach())) for tensor in tensors]:
             work.wait()
-        self._exchange = AllReduceExchange(self._group, model.parameters)
+        self._exchange = AllReduceExchange(self._group, model.parameters, self._codec)
 
     def next_step(self, step: int) -> int:
         return step
@@ -120,7 +127,11 @@ class DataParallel(AbstractReplicas):
         yield Consensus(self)
 
     def memory(self) -> Mapping[str, Entry]:
-        return {}
+        """The codec's: what ranks have not sent yet. For another number of ranks only its sum matters."""
+        kept = self._codec.memory()
+        return {f"{RESIDUAL}{name}": Entry(SUMMED, self.gather(tensor)) for name, tensor in kept.items()}
 
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
-        pass
+        own = {name.removeprefix(RESIDUAL): e for name, e in entries.items() if name.startswith(RESIDUAL)}
+        kept = {name: entry.of_rank(self._group.rank, self._group.size) for name, entry in own.items()}
+        self._codec.remember({name: tensor for name, tensor in kept.items() if tensor is not None})

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from weft.distributed.codecs import PackedTensors, write
 from weft.distributed.consistency.control import Journal, Outgoing
 from weft.distributed.consistency.pairs.events import (
     Event,
@@ -12,7 +13,6 @@ from weft.distributed.consistency.pairs.events import (
 )
 from weft.distributed.consistency.pairs.protocol import Tag
 from weft.distributed.consistency.pairs.weights import Request, SharedWeights
-from weft.distributed.consistency.parcel import FlatTensors, write
 
 PARAMETERS = {"a": torch.zeros(2, 3), "b": torch.ones(2, dtype=torch.float64), "c": torch.full((1,), 4.0)}
 
@@ -23,7 +23,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def make_shared(*replayed: Event) -> SharedWeights:
     shared = SharedWeights(1)
-    shared.begin(0, FlatTensors(PARAMETERS, empty), Journal(None, {}), replayed)
+    shared.begin(0, PackedTensors(PARAMETERS, empty), Journal(None, {}), replayed)
     return shared
 
 
@@ -36,8 +36,8 @@ def tags(answers: list[Outgoing]) -> list[str]:
 
 
 def test_weights_lie_flat_by_type() -> None:
-    weights = FlatTensors(PARAMETERS, empty)
-    assert [flat.tolist() for flat in weights.flats] == [[0.0] * 6 + [4.0], [1.0, 1.0]]
+    weights = PackedTensors(PARAMETERS, empty)
+    assert [flat.tolist() for flat in weights.messages] == [[0.0] * 6 + [4.0], [1.0, 1.0]]
     copy = {name: torch.zeros_like(tensor) for name, tensor in PARAMETERS.items()}
     write(copy, weights.tensors)
     assert all(torch.equal(copy[name], tensor) for name, tensor in PARAMETERS.items())
@@ -75,7 +75,7 @@ def test_pairs_wait_for_the_end_of_a_step() -> None:
 def test_who_comes_early_waits_and_who_comes_late_is_not_heard() -> None:
     shared = make_shared()
     assert shared.serve([ask(run=1)]) == []
-    shared.begin(1, FlatTensors(PARAMETERS, empty), Journal(None, {}))
+    shared.begin(1, PackedTensors(PARAMETERS, empty), Journal(None, {}))
     assert tags(shared.serve([ask(turn=1, run=0)])) == [Tag.PAIRED]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.distributed.consistency.server.served import LR, Course, Outcome, make_parameters, pull, spec_of, train
-from weft.distributed.consistency.elastic import elastic_force
+from weft.distributed.consistency.elastic import draw_centre
 from weft.distributed.consistency.server import (
     Commit,
     ServedReplicas,
@@ -134,8 +134,9 @@ def test_planted_faults_are_found(fault: dict[str, Any], tmp_path: Path) -> None
 def test_what_one_end_loses_the_other_gains() -> None:
     """The sum of a rank and the centre stays as it is: one force between them is all there is."""
     visitor, centre = torch.randn(5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
-    force = elastic_force(visitor, centre, 0.25)
-    torch.testing.assert_close((visitor - force) + (centre + force), visitor + centre)
+    total = visitor + centre
+    force = draw_centre(centre, visitor, 0.25)
+    torch.testing.assert_close((visitor - force) + centre, total)
 
 
 def test_a_run_is_audited_and_replayed_to_the_last_bit(tmp_path: Path) -> None:

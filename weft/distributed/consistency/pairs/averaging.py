@@ -16,9 +16,10 @@ from typing import final
 
 from torch import Tensor
 
+from weft.distributed.codecs import PackedTensors
+from weft.distributed.consistency.graphs import weigh_alike
 from weft.distributed.consistency.pairs.events import NOBODY, Mix, ReplayPlan, Step
 from weft.distributed.consistency.pairs.protocol import RunMailbox, Tag, responder_address
-from weft.distributed.consistency.parcel import FlatTensors
 from weft.distributed.group.calls import NeighbourGraph
 from weft.distributed.group.dense import combine_neighbours
 from weft.errors import PeerLostError
@@ -30,7 +31,7 @@ __all__ = ["AbstractAveraging", "NeighbourAveraging", "PairAveraging"]
 class AbstractAveraging(ABC):
     """Of one rank in one training, which may be the replay of one."""
 
-    def __init__(self, mailbox: RunMailbox, weights: FlatTensors, replay: ReplayPlan | None) -> None:
+    def __init__(self, mailbox: RunMailbox, weights: PackedTensors, replay: ReplayPlan | None) -> None:
         self.mailbox = mailbox
         self.weights = weights
         self.replay = replay
@@ -53,7 +54,7 @@ class PairAveraging(AbstractAveraging):
     """With one partner, chosen by chance, if this is a rank that asks (AD-PSGD)."""
 
     def __init__(
-        self, mailbox: RunMailbox, weights: FlatTensors, replay: ReplayPlan | None, *, split: Split, seed: int
+        self, mailbox: RunMailbox, weights: PackedTensors, replay: ReplayPlan | None, *, split: Split, seed: int
     ) -> None:
         super().__init__(mailbox, weights, replay)
         self._split = split
@@ -65,7 +66,7 @@ class PairAveraging(AbstractAveraging):
         self._partner = self._choose(turn)
         chosen = () if self._partner == NOBODY else (self._partner,)
         asked = chosen if self.replay is None else self.replay.asks.get(turn, ())
-        size, flats = self.mailbox.size, self.weights.flats
+        size, flats = self.mailbox.size, self.weights.messages
         return sum(self.mailbox.send(responder_address(size, partner), Tag.ASK, flats, turn=turn) for partner in asked)
 
     def take(self, turn: int) -> tuple[Sequence[Tensor] | None, Step]:
@@ -104,7 +105,7 @@ class NeighbourAveraging(AbstractAveraging):
     """
 
     def __init__(
-        self, mailbox: RunMailbox, weights: FlatTensors, replay: ReplayPlan | None, *, graph: NeighbourGraph
+        self, mailbox: RunMailbox, weights: PackedTensors, replay: ReplayPlan | None, *, graph: NeighbourGraph
     ) -> None:
         super().__init__(mailbox, weights, replay)
         self._hears = graph[mailbox.rank]
@@ -112,7 +113,7 @@ class NeighbourAveraging(AbstractAveraging):
         self._silent: set[int] = set()  # those that have left, and live
 
     def set_out(self, turn: int) -> int:
-        return self._send_to_all(self.weights.flats, turn)
+        return self._send_to_all(self.weights.messages, turn)
 
     def take(self, turn: int) -> tuple[Sequence[Tensor], Mix]:
         found: dict[int, Sequence[Tensor]] = {}
@@ -128,7 +129,7 @@ class NeighbourAveraging(AbstractAveraging):
                 found[rank] = tensors
             else:
                 self._silent.add(rank)
-        return mix(self.weights.flats, list(found.values())), Mix(turn, tuple(found))
+        return mix(self.weights.messages, list(found.values())), Mix(turn, tuple(found))
 
     def leave(self, turn: int) -> None:
         """Weights that are none tell the neighbours, who may wait for this rank already, to do without."""
@@ -144,5 +145,5 @@ def mix(own: Sequence[Tensor], others: Sequence[Sequence[Tensor]]) -> list[Tenso
     """The mean, as `NeighbourAllReduce` of a group computes it."""
     totals = [flat.clone() for flat in own]
     for total, *flats in zip(totals, *others, strict=True):
-        combine_neighbours(total, flats, (1 / (1 + len(others)),) * (1 + len(others)))
+        combine_neighbours(total, flats, weigh_alike(len(others)))
     return totals

@@ -16,10 +16,10 @@ from typing import final
 import torch
 from torch import Tensor
 
+from weft.distributed.codecs import PackedTensors, write
 from weft.distributed.consistency.control import Journal, Outgoing
 from weft.distributed.consistency.pairs.events import Event, Look, Mix, Pair, Step
 from weft.distributed.consistency.pairs.protocol import Tag
-from weft.distributed.consistency.parcel import FlatTensors, write
 
 __all__ = ["Request", "SharedWeights"]
 
@@ -44,7 +44,7 @@ class SharedWeights:
         self.num_malformed = 0
         self._lock = threading.Lock()
         self._run = -1
-        self._weights: FlatTensors | None = None
+        self._weights: PackedTensors | None = None
         self._journal = Journal(None, {})
         self._replayed: deque[Event] = deque()
         self._waiting: list[Request] = []
@@ -54,7 +54,7 @@ class SharedWeights:
 
     # What the worker does.
 
-    def begin(self, run: int, weights: FlatTensors, journal: Journal, replayed: Iterable[Event] = ()) -> None:
+    def begin(self, run: int, weights: PackedTensors, journal: Journal, replayed: Iterable[Event] = ()) -> None:
         """A training begins: what came for it early is done next."""
         self.close()
         with self._lock:
@@ -120,18 +120,18 @@ class SharedWeights:
             return []
         if isinstance(request.event, Look):
             self._pass(request.event)
-            copies = [flat.clone() for flat in self._own.flats]
+            copies = [flat.clone() for flat in self._own.messages]
             return [Outgoing(request.source, Tag.VIEW, {"run": self._run, "number": request.event.number}, copies)]
         if not self._own.accepts(request.tensors):
             self.num_malformed += 1
             return []
         self._pass(request.event)
-        average(self._own.flats, request.tensors)
+        average(self._own.messages, request.tensors)
         self._answered_bytes += self._own.num_bytes
         return [Outgoing(request.source, Tag.PAIRED, {"run": self._run, "turn": request.event.turn}, request.tensors)]
 
     @property
-    def _own(self) -> FlatTensors:
+    def _own(self) -> PackedTensors:
         assert self._weights is not None, "begin() comes first"
         return self._weights
 

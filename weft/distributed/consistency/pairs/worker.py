@@ -1,8 +1,4 @@
-"""A worker that gossips over the mailbox: it computes, averages with neighbours, and evaluates if it is rank 0.
-
-worker      | gradient ............... | step |  gradient ............... | step |  averages around its gradient
-responder   answers for it meanwhile, and never waits                               (averaging.py, responder.py)
-"""
+"""A worker that gossips over the mailbox: it computes, averages with neighbours, and evaluates if it is rank 0."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,13 +10,15 @@ from typing import final
 import torch
 from torch import Tensor
 
+from weft.distributed.codecs import PackedTensors
 from weft.distributed.consistency.control import Journal
 from weft.distributed.consistency.graphs import make_mixing
+from weft.distributed.consistency.own_steps import OwnSteps
 from weft.distributed.consistency.pairs.averaging import AbstractAveraging, NeighbourAveraging, PairAveraging
-from weft.distributed.consistency.pairs.events import Deal, Mean, ReplayPlan, rank_journal
+from weft.distributed.consistency.pairs.events import Mean, ReplayPlan, rank_journal
 from weft.distributed.consistency.pairs.protocol import RunMailbox, Tag, responder_address
+from weft.distributed.consistency.pairs.turns import GossipTurns
 from weft.distributed.consistency.pairs.weights import SharedWeights
-from weft.distributed.consistency.parcel import FlatTensors, write
 from weft.distributed.mailbox import AbstractMailbox
 from weft.errors import PeerLostError
 from weft.graph import GradientSink, State
@@ -57,52 +55,11 @@ class GossipSettings:
     patience: float = 3600.0
 
     def make_averaging(
-        self, mailbox: RunMailbox, weights: FlatTensors, replay: ReplayPlan | None, seed: int
+        self, mailbox: RunMailbox, weights: PackedTensors, replay: ReplayPlan | None, seed: int
     ) -> AbstractAveraging:
         if self.in_pairs:
             return PairAveraging(mailbox, weights, replay, split=make_split(self.graph, self.size), seed=seed)
         return NeighbourAveraging(mailbox, weights, replay, graph=make_mixing(self.graph, self.size).graph)
-
-
-@final
-class WorkFeed:
-    """This rank's work: asked of the responder of rank 0 a turn ahead; in a replay what was dealt then, up to where the
-    rank died. Piece i is share i mod N of batch i div N."""
-
-    def __init__(self, mailbox: RunMailbox, shared: SharedWeights, replay: ReplayPlan | None) -> None:
-        self._mailbox = mailbox
-        self._shared = shared
-        self._replayed = None if replay is None else iter(replay.deals)
-        self.piece = 0
-        self.is_stopped = False
-        self.ask(0)
-        self.take(0)
-
-    def ask(self, turn: int) -> None:
-        if self._replayed is None:
-            self._mailbox.note(0, Tag.DEAL, turn=turn)
-
-    def take(self, turn: int) -> None:
-        """Take the work that was asked for a turn ago."""
-        if self._replayed is not None:
-            deal = next(self._replayed, None) or Deal(self.piece, stop=True)
-        else:
-            header = self._mailbox.receive_answer(Tag.WORK, 0, turn=turn).header
-            deal = Deal(int(header["work"]), bool(header["stop"]))
-        self._shared.note(deal)
-        self.piece, self.is_stopped = deal.work, deal.stop
-
-
-@dataclass
-class GossipRun:
-    """One training of a rank."""
-
-    weights: FlatTensors
-    averaging: AbstractAveraging
-    work: WorkFeed
-    replay: ReplayPlan | None
-    turn: int = 0
-    num_looks: int = 0  # evaluations
 
 
 @final
@@ -133,14 +90,9 @@ class GossipReplicas(AbstractReplicas):
         self._on_joined = on_joined
         self._seed = 0
         self._parameters: dict[str, Tensor] = {}
-        self._current: GossipRun | None = None
-        self._gradients: dict[str, Tensor | None] = {}
-        self._weight = 0.0
+        self._current: tuple[GossipTurns, OwnSteps] | None = None
         self._has_ended = False
         self._num_sums = 0
-        self._began = 0.0
-        self._num_bytes = 0
-        self._traffic = Traffic()
 
     @property
     def mesh(self) -> Mesh:
@@ -184,12 +136,13 @@ class GossipReplicas(AbstractReplicas):
         else:
             for tensor, given in zip(tensors, self._mailbox.receive(Tag.START, 0).tensors, strict=True):
                 tensor.copy_(given)
-        weights, plans = FlatTensors(self._parameters, self._mailbox.mailbox.empty), self._settings.replay
+        weights, plans = PackedTensors(self._parameters, self._mailbox.mailbox.empty), self._settings.replay
         replay = plans[self._seed][self._rank] if plans is not None else None
         self._shared.begin(self._mailbox.run, weights, self._open_journal(first), replay.events if replay else ())
         averaging = self._settings.make_averaging(self._mailbox, weights, replay, self._seed)
         self._mailbox.note(self._rank, Tag.FREE)
-        self._current = GossipRun(weights, averaging, WorkFeed(self._mailbox, self._shared, replay), replay)
+        turns = GossipTurns(self._mailbox, self._shared, averaging, self._parameters, replay)
+        self._current = turns, OwnSteps(turns)
 
     def _open_journal(self, first: int) -> Journal:
         run = self._settings.run
@@ -205,39 +158,17 @@ class GossipReplicas(AbstractReplicas):
         return share(indices, self._run.work.piece % self._size, self._size)
 
     def begin(self, weight: float) -> GradientSink:
-        self._gradients, self._weight = {}, weight
-        self._began = self._now
-        self._num_bytes = self._run.averaging.set_out(self._run.turn)
-        self._run.work.ask(self._run.turn + 1)
-        return self._gradients.__setitem__
+        return self._steps.begin(self._run.turn, weight)
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
-        run, own, state = self._run, loss / self._weight if self._weight else 0.0, update.state
-        if not math.isfinite(own):
-            return own, state
+        run = self._run
         if run.replay is not None and not run.replay.has_completed(run.turn):  # here it died
             run.work.is_stopped = True
-            return own, state
-        waited = self._now
-        weights, step = run.averaging.take(run.turn)
-        self._mailbox.settle()
-        while not self._shared.begin_step(step):
-            self._mailbox.receive_answer(Tag.GO, self._rank)
-        arrived = self._now
-        write(self._parameters, run.weights.tensors if weights is None else run.weights.views_of(weights))
-        state = update.apply(self._gradients)
-        if self._shared.end_step(self._parameters, step):
-            self._mailbox.note(self._rank, Tag.FREE)
-        updated = self._now
-        run.turn += 1
-        run.work.take(run.turn)
-        hidden = waited - self._began if self._num_bytes else 0.0
-        num_bytes = self._num_bytes + self._shared.take_answered_bytes()
-        self._traffic = Traffic(arrived - waited + self._now - updated, hidden, num_bytes)
-        return own, state
+            return self._steps.own_loss(loss), update.state
+        return self._steps.finish(loss, update)
 
     def traffic(self) -> Traffic:
-        return self._traffic
+        return self._run.traffic()
 
     # Decisions, and the end.
 
@@ -254,7 +185,7 @@ class GossipReplicas(AbstractReplicas):
     def dismiss(self) -> None:
         """All are to stop, and this rank does at once: it does not take the turn that was dealt to it."""
         self._mailbox.note(0, Tag.STOP)
-        self._run.averaging.leave(self._run.turn)
+        self._run.leave()
 
     def sum(self, tensor: Tensor) -> Tensor:
         self._has_ended = True
@@ -319,10 +250,11 @@ class GossipReplicas(AbstractReplicas):
         return self._settings.size
 
     @property
-    def _run(self) -> GossipRun:
+    def _run(self) -> GossipTurns:
         assert self._current is not None, "join() comes first"
-        return self._current
+        return self._current[0]
 
     @property
-    def _now(self) -> float:
-        return self._mailbox.mailbox.clock.now()
+    def _steps(self) -> OwnSteps:
+        assert self._current is not None, "join() comes first"
+        return self._current[1]

@@ -1,7 +1,7 @@
 """Parameter servers: shards that workers push to and pull from, each at its own pace."""
 
 from weft.distributed.consistency.server.arrival import Arrival
-from weft.distributed.consistency.server.cut import Piece, cut_evenly
+from weft.distributed.consistency.server.cut import cut_evenly
 from weft.distributed.consistency.server.decisions import (
     Commit,
     Decision,
@@ -36,7 +36,6 @@ __all__ = [
     "Join",
     "JoinPolicy",
     "Leave",
-    "Piece",
     "Release",
     "ReplayPolicy",
     "Rounds",

@@ -6,31 +6,16 @@ parameters   [      w1 (60)      ][ b1 (4) ][       w2 (60)       ]
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
-__all__ = ["ALIGNMENT", "Piece", "cut_evenly", "put_together"]
+from weft.distributed.codecs import Piece
+
+__all__ = ["ALIGNMENT", "cut_evenly", "put_together"]
 
 ALIGNMENT = 64
 """Elements. Kernels treat the last few elements of a tensor in another way than the rest: cuts at multiples of their
 widest stride leave every element where it was, and an update of the pieces has the bits of an update of the whole."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Elements `begin` to `end` of a parameter, in the order of its memory."""
-
-    name: str
-    begin: int
-    end: int
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """The piece of a tensor: the tensor itself where it is the whole, else flat."""
-        return tensor if self.is_whole(tensor) else tensor.reshape(-1)[self.begin : self.end]
-
-    def is_whole(self, tensor: Tensor) -> bool:
-        return self.begin == 0 and self.end == tensor.numel()
 
 
 def cut_evenly(

@@ -11,14 +11,15 @@ rank r   [step 0][step 1]...[step tau - 1] [step 0][step 1]...      every rank t
 Work is dealt out tau shares at a time: each answer says which come after these.
 """
 
-import math
 from typing import final
 
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.elastic import elastic_force
-from weft.distributed.consistency.parcel import write
+from weft.distributed.codecs import write
+from weft.distributed.consistency.elastic import draw_centre, is_turn
+from weft.distributed.consistency.own_steps import OwnSteps
+from weft.distributed.consistency.scheme import AbstractScheme
 from weft.distributed.consistency.server.link import ShardLink
 from weft.distributed.consistency.server.protocol import PushHeader
 from weft.distributed.consistency.server.session import Session
@@ -32,69 +33,86 @@ __all__ = ["ElasticSteps"]
 
 @final
 class ElasticSteps:
-    """As GradientSteps. The session's places are this rank's copy of the centre, as its own visit left it."""
+    """As GradientSteps."""
+
+    def __init__(self, session: Session, settings: Settings) -> None:
+        self._visits = _Visits(session, settings)
+        self._own = OwnSteps(self._visits)
+
+    def start(self) -> None:
+        self._visits.start()
+
+    @property
+    def number(self) -> int:
+        return self._visits.number
+
+    def begin(self, weight: float) -> GradientSink:
+        return self._own.begin(self.number, weight)
+
+    def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
+        return self._own.finish(loss, update)
+
+    @property
+    def traffic(self) -> Traffic:
+        return self._visits.traffic()
+
+
+@final
+class _Visits(AbstractScheme):
+    """The session's places are this rank's copy of the centre, as its own visit left it."""
 
     def __init__(self, session: Session, settings: Settings) -> None:
         self._session = session
-        self._settings = settings
+        self._period, self._alpha = settings.period, settings.alpha
+        self.number = 0  # of the share that is taken now
         self._sent: dict[str, Tensor] = {}  # the weights with which it is at the shards
-        self._block = 0  # of tau shares, which is taken now
-        self._num_taken = 0  # of them
-        self._gradients: dict[str, Tensor | None] = {}
-        self._weight = 0.0
         self._set_out_at: float | None = None
-        self.traffic = Traffic()
+        self._traffic = Traffic()
 
     def start(self) -> None:
         empty = self._session.mailbox.empty
         self._sent = {n: empty(tuple(p.shape), p.dtype) for n, p in self._session.parameters.items()}
-        self._block, self._num_taken, self._set_out_at = self._session.step, 0, None
+        self.number, self._set_out_at = self._session.step * self._period, None
 
-    @property
-    def number(self) -> int:
-        return self._block * self._settings.period + self._num_taken
-
-    def begin(self, weight: float) -> GradientSink:
-        self._gradients, self._weight = {}, weight
-        self.traffic = Traffic()
-        if self._num_taken == 0:
-            self._visit()
-        return self._gradients.__setitem__
-
-    def _visit(self) -> None:
+    def begin(self, step: int, weight: float) -> None:
         """A copy sets out: the parameters may be moved, to look ahead, while it is under way."""
+        self._traffic = Traffic()
+        if not is_turn(0, step, self._period):
+            return
         write(self._sent, self._session.parameters)
         self._set_out_at = self._session.mailbox.clock.now()
         for link in self._session.links:
             link.begin()
-            link.push(PushHeader(self._session.run, self._block, 0, lr=0.0, weight=1.0), link.cut(self._sent))
+            header = PushHeader(self._session.run, step // self._period, 0, lr=0.0, weight=1.0)
+            link.push(header, link.cut(self._sent))
 
-    def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
-        own = loss / self._weight if self._weight else 0.0
-        if not math.isfinite(own):
-            return own, update.state
-        if self._set_out_at is not None:
-            self._come_back(self._set_out_at)
-            self._set_out_at = None
-        self._num_taken += 1
-        if self._num_taken == self._settings.period:
-            self._block, self._num_taken = self._session.step, 0
-        return own, update.apply(self._gradients)
+    def advance(self) -> None:
+        """The mailbox moves on by itself."""
 
-    def _come_back(self, set_out_at: float) -> None:
+    def before_update(self) -> None:
+        if self._set_out_at is None:
+            return
         clock = self._session.mailbox.clock
-        waited = clock.now()
+        waited, set_out_at, self._set_out_at = clock.now(), self._set_out_at, None
         for link in self._session.links:
-            answer = self._session.take_answer(link, self._block + 1)
+            answer = self._session.take_answer(link, self.number // self._period + 1)
             if answer is not None and answer.header.get("moved"):  # a shard that was restored has not seen x
-                self._pull_together(link)
+                self._meet(link)
         num_bytes = sum(tensor.nbytes for tensor in self._sent.values())
-        self.traffic = Traffic(clock.now() - waited, waited - set_out_at, num_bytes)
+        self._traffic = Traffic(clock.now() - waited, waited - set_out_at, num_bytes)
 
     @torch.no_grad()
-    def _pull_together(self, link: ShardLink) -> None:
+    def _meet(self, link: ShardLink) -> None:
         """Move this rank's weights, and its copy of the centre as the shard moves the centre."""
         for piece, centre in zip(link.pieces, link.places, strict=True):
-            force = elastic_force(piece.of(self._sent[piece.name]), centre, self._settings.alpha)
+            force = draw_centre(centre, piece.of(self._sent[piece.name]), self._alpha)
             piece.of(self._session.parameters[piece.name]).sub_(force)
-            centre.add_(force)
+
+    def after_update(self, state: OptimizerState) -> OptimizerState:
+        self.number += 1
+        if self.number % self._period == 0:
+            self.number = self._session.step * self._period
+        return state
+
+    def traffic(self) -> Traffic:
+        return self._traffic

@@ -6,7 +6,7 @@ from typing import final
 
 from torch import Tensor
 
-from weft.distributed.consistency.server.cut import Piece
+from weft.distributed.codecs import Piece
 from weft.distributed.consistency.server.protocol import PushHeader, Tag
 from weft.distributed.group.group import AbstractWork
 from weft.distributed.mailbox import AbstractMailbox, AbstractReceive, Message

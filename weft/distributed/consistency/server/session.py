@@ -6,8 +6,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.parcel import write
-from weft.distributed.consistency.server.cut import Piece, cut_evenly, put_together
+from weft.distributed.codecs import Piece, write
+from weft.distributed.consistency.server.cut import cut_evenly, put_together
 from weft.distributed.consistency.server.decisions import Summary
 from weft.distributed.consistency.server.link import ShardLink
 from weft.distributed.consistency.server.protocol import InitHeader, Tag

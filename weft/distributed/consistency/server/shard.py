@@ -24,7 +24,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.elastic import elastic_force
+from weft.distributed.consistency.elastic import draw_centre
 from weft.training.gradients import clip_by_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
 
@@ -174,7 +174,7 @@ class Shard:
 
     def _move(self, piece: Tensor, pushed: Tensor, factor: float) -> None:
         if self._form == "elastic":
-            piece.add_(elastic_force(pushed, piece, self._alpha))
+            draw_centre(piece, pushed, self._alpha)
         else:
             piece.add_(pushed, alpha=factor)
 

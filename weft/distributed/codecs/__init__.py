@@ -1,0 +1,36 @@
+"""What is sent instead of a tensor, and what is kept back: one packing of named tensors, and the codecs."""
+
+from weft.distributed.codecs.choice import make_codec
+from weft.distributed.codecs.codec import AbstractCodec, Reduction
+from weft.distributed.codecs.exact import ExactCodec
+from weft.distributed.codecs.half import HalfCodec
+from weft.distributed.codecs.packing import (
+    Bucket,
+    Empty,
+    PackedTensors,
+    Piece,
+    bucket_by_type,
+    bucket_of,
+    bucket_pieces,
+    write,
+)
+from weft.distributed.codecs.reduction import ReductionWork, add_encoded, gather_encoded
+
+__all__ = [
+    "AbstractCodec",
+    "Bucket",
+    "Empty",
+    "ExactCodec",
+    "HalfCodec",
+    "PackedTensors",
+    "Piece",
+    "Reduction",
+    "ReductionWork",
+    "add_encoded",
+    "bucket_by_type",
+    "bucket_of",
+    "bucket_pieces",
+    "gather_encoded",
+    "make_codec",
+    "write",
+]

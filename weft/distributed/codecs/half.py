@@ -1,0 +1,109 @@
+"""Half precision: every number rounded to the nearest of 16 bits, ties to even.
+
+             sign  exponent  fraction
+    float32    1       8        23
+    bf16       1       8         7      the range of float32, 3 digits less
+    fp16       1       5        10      more digits, and nothing above 65504
+
+Sums are made by the group, on native groups in 32 bits and rounded once. The widest float (float64) is rounded to
+float32 first. Types of 16 bits and whole numbers are sent as they are.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from weft.distributed.codecs.codec import AbstractCodec, Reduction, malformed
+from weft.distributed.codecs.packing import Bucket, Empty
+from weft.distributed.codecs.reduction import add_encoded
+from weft.distributed.group.calls import ReduceOp
+from weft.errors import EncodingError
+from weft.planning.codec_cost import CodecCost, codec_cost
+from weft.specs.plan import Choice
+
+__all__ = ["HalfCodec", "make_half"]
+
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+CURES = {"fp16": "use compress=bf16", "bf16": "use compress=none"}
+
+
+@final
+class HalfCodec(AbstractCodec):
+    """`compress=fp16` and `compress=bf16`."""
+
+    def __init__(self, name: Literal["fp16", "bf16"]) -> None:
+        self._name = name
+
+    @property
+    def is_exact(self) -> bool:
+        return False
+
+    @property
+    def is_summable(self) -> bool:
+        return True
+
+    def make_memory(self, bucket: Bucket, empty: Empty) -> Tensor:
+        return empty((bucket.num_elements,), self._sent_as(bucket))
+
+    @torch.no_grad()
+    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None) -> Tensor:
+        self._check_fits(bucket, message)
+        if out is None:
+            return message.to(self._sent_as(bucket), copy=True)
+        return out.view(message.shape).copy_(message)
+
+    def reduce(
+        self, bucket: Bucket, sent: Tensor, size: int, op: ReduceOp = "sum", out: Tensor | None = None
+    ) -> Reduction:
+        return add_encoded(self, bucket, sent, op, out)
+
+    @torch.no_grad()
+    def decode(self, bucket: Bucket, sent: Tensor, out: Tensor | None = None) -> Tensor:
+        if sent.numel() != bucket.num_elements or sent.dtype != self._sent_as(bucket):
+            raise malformed(bucket, sent)
+        return sent.to(bucket.dtype) if out is None else out.copy_(sent.view(out.shape))
+
+    def memory(self) -> Mapping[str, Tensor]:
+        return {}
+
+    def remember(self, memory: Mapping[str, Tensor]) -> None:
+        pass
+
+    def cost(self, bucket: Bucket) -> CodecCost:
+        is_sent_as_it_is = self._sent_as(bucket) == bucket.dtype
+        return codec_cost("none" if is_sent_as_it_is else self._name, bucket.num_bytes, bucket.dtype.itemsize)
+
+    def _sent_as(self, bucket: Bucket) -> torch.dtype:
+        return HALVES[self._name] if bucket.dtype in (torch.float32, torch.float64) else bucket.dtype
+
+    def _check_fits(self, bucket: Bucket, message: Tensor) -> None:
+        """Finite numbers stay finite; what is not finite before is nobody's fault here."""
+        if message.numel() == 0 or self._sent_as(bucket) == bucket.dtype:
+            return
+        if not self._overflows(message):
+            return
+        for name, tensor in bucket.unpack(message).items():
+            if self._overflows(tensor):
+                largest = float(tensor.abs().max())
+                limit = torch.finfo(HALVES[self._name]).max
+                raise EncodingError(
+                    f"value does not fit into {self._name} ({name}: {largest:.3g}, at most: {limit:.6g}); "
+                    f"{CURES[self._name]}",
+                    name,
+                )
+
+    def _overflows(self, tensor: Tensor) -> bool:
+        """Whether the largest number is finite, and not so as 16 bits."""
+        if tensor.numel() == 0:
+            return False
+        low, high = torch.aminmax(tensor)
+        largest = max(-float(low), float(high))
+        return math.isfinite(largest) and math.isinf(torch.tensor(largest).to(HALVES[self._name]).item())
+
+
+def make_half(choice: Choice) -> HalfCodec:
+    """The codec of `fp16` or `bf16` in a plan."""
+    return HalfCodec("fp16" if choice.name == "fp16" else "bf16")

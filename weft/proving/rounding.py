@@ -1,0 +1,59 @@
+"""The rounding of codecs, from its definition: what proofs hold the codecs to.
+
+A number x = m 2^e, 1/2 <= |m| < 1, is kept to p binary digits: the nearest multiple of 2^(e - p), of two that are
+equally near the even one; numbers below the smallest normal one are multiples of the smallest of all.
+
+            p    smallest of all
+    bf16    8        2^-133
+    fp16   11        2^-24
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from weft.specs import Plan
+
+__all__ = ["Rounding", "hop_error", "round_all", "rounding_of"]
+
+Rounding = Callable[[Tensor], Tensor]
+"""From a tensor to another of its type."""
+
+DIGITS: Mapping[str, tuple[int, int]] = {"bf16": (8, -133), "fp16": (11, -24)}
+ROUNDED_ONCE = ("native", "direct", "server")
+"""Topologies that add in 32 bits, in the order of ranks; others round at each hop."""
+
+
+def rounding_of(plan: Plan) -> Rounding:
+    """That of what a plan sends."""
+    if plan.compress.name == "none":
+        return lambda tensor: tensor
+    digits, least = DIGITS[plan.compress.name]
+    return lambda tensor: round_to(tensor, digits, least)
+
+
+def round_to(tensor: Tensor, digits: int, least: int) -> Tensor:
+    """To so many binary digits, and multiples of 2^least; in float64, which holds every step exactly.
+
+    >>> round_to(torch.tensor([1.0, 257.0, 259.0]), 8, -133)
+    tensor([  1., 256., 260.])
+    """
+    exact = tensor.detach().float().double()
+    exponent = torch.frexp(exact).exponent
+    unit = torch.ldexp(torch.ones_like(exact), (exponent - digits).clamp(min=least))
+    return (torch.round(exact / unit) * unit).to(tensor.dtype)
+
+
+def round_all(rounding: Rounding, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: rounding(tensor).clone() for name, tensor in tensors.items()}
+
+
+def hop_error(plan: Plan) -> float:
+    """How far weights and optimizer state may be off, as a share of the largest value, where sums are rounded once for
+    every rank: half a unit each, twice that in a square (second moments), and twice that again for later steps, which
+    begin where the earlier ones were off."""
+    if plan.compress.name == "none" or plan.topology.name in ROUNDED_ONCE:
+        return 0.0
+    digits, _ = DIGITS[plan.compress.name]
+    return 4 * plan.num_ranks * 2.0**-digits
