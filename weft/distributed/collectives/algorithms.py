@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import singledispatch
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -10,8 +11,8 @@ from weft.distributed.collectives import schedules
 from weft.distributed.collectives.execution import CollectiveRounds, combine, finish_mean, perform
 from weft.distributed.collectives.moves import Schedule, part_bounds
 from weft.distributed.group import calls
-from weft.distributed.group.calls import ReduceOp
-from weft.distributed.group.dense import HALVES, copy_back, make_dense
+from weft.distributed.group.calls import ReduceOp, Sizes
+from weft.distributed.group.dense import HALVES, copy_back, make_dense, part_lengths
 from weft.planning.collective_cost import AllReduceAlgorithm
 
 __all__ = ["all_reduce_rounds", "rounds_of"]
@@ -84,6 +85,13 @@ def _reduce_in_rank_order(
     return (size - 1) * length * tensor.element_size()
 
 
+def _bounds(whole: Tensor, sizes: Sizes | None, size: int) -> tuple[int, ...]:
+    """Where the parts of the flat tensor begin and end."""
+    if sizes is None:
+        return part_bounds(whole.numel(), size)
+    return tuple(accumulate(part_lengths(whole, sizes), initial=0))
+
+
 @singledispatch
 def rounds_of(call: object, rank: int, size: int, tag: int) -> CollectiveRounds:
     """The rounds that carry out `call`; all-reduce has its own function, because it has algorithms."""
@@ -94,7 +102,7 @@ def rounds_of(call: object, rank: int, size: int, tag: int) -> CollectiveRounds:
 def _(call: calls.ReduceScatter, rank: int, size: int, tag: int) -> CollectiveRounds:
     source = make_dense(call.tensor)
     output = make_dense(call.output)
-    bounds = part_bounds(source.numel(), size)
+    bounds = _bounds(call.tensor, call.sizes, size)
     bytes_reduced = yield from _reduce_in_rank_order(output, source, bounds, rank, size, tag, call.op)
     finish_mean(output, call.op, size)
     copy_back(call.output, output)
@@ -104,7 +112,7 @@ def _(call: calls.ReduceScatter, rank: int, size: int, tag: int) -> CollectiveRo
 @rounds_of.register
 def _(call: calls.AllGather, rank: int, size: int, tag: int) -> CollectiveRounds:
     output = make_dense(call.output)
-    bounds = part_bounds(output.numel(), size)
+    bounds = _bounds(call.output, call.sizes, size)
     output[bounds[rank] : bounds[rank + 1]].copy_(make_dense(call.tensor))
     yield from perform(schedules.all_gather(rank, size), output, bounds, tag=tag)
     copy_back(call.output, output)
@@ -114,9 +122,9 @@ def _(call: calls.AllGather, rank: int, size: int, tag: int) -> CollectiveRounds
 @rounds_of.register
 def _(call: calls.AllToAll, rank: int, size: int, tag: int) -> CollectiveRounds:
     source, output = make_dense(call.tensor), make_dense(call.output)
-    bounds = part_bounds(source.numel(), size)
-    output[bounds[rank] : bounds[rank + 1]].copy_(source[bounds[rank] : bounds[rank + 1]])
-    yield from perform(schedules.all_to_all(rank, size), source, bounds, tag=tag, target=output, target_bounds=bounds)
+    sent, received = _bounds(call.tensor, call.send_sizes, size), _bounds(call.output, call.recv_sizes, size)
+    output[received[rank] : received[rank + 1]].copy_(source[sent[rank] : sent[rank + 1]])
+    yield from perform(schedules.all_to_all(rank, size), source, sent, tag=tag, target=output, target_bounds=received)
     copy_back(call.output, output)
     return 0
 

@@ -1,8 +1,8 @@
 """Schedules as data: which parts of a message a rank sends and receives, round by round.
 
-A message is cut into numbered parts of nearly equal length. A schedule says nothing of lengths or types, so one serves
-every message. All moves of a round are started together and awaited together; the matching moves of two ranks stand in
-the same round of both schedules, so no order of sends and receives can block.
+A message is cut into numbered parts, of nearly equal length unless the call gives their sizes. A schedule says nothing
+of lengths or types, so one serves every message. All moves of a round are started together and awaited together; the
+matching moves of two ranks stand in the same round of both schedules, so no order of sends and receives can block.
 """
 
 from dataclasses import dataclass

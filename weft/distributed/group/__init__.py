@@ -18,6 +18,7 @@ from weft.distributed.group.calls import (
     ReduceOp,
     ReduceScatter,
     Send,
+    Sizes,
 )
 from weft.distributed.group.checks import check_call
 from weft.distributed.group.clock import AbstractClock, RealClock
@@ -34,6 +35,7 @@ from weft.distributed.group.faulty import (
 from weft.distributed.group.group import AbstractGroup, AbstractWork, DoneWork
 from weft.distributed.group.recording import GroupTraffic, RecordingGroup, message_bytes
 from weft.distributed.group.solo import SoloGroup
+from weft.distributed.group.uneven import exchange_lengths, gather_lengths, gather_parts
 
 __all__ = [
     "AbstractClock",
@@ -61,10 +63,14 @@ __all__ = [
     "ReduceOp",
     "ReduceScatter",
     "Send",
+    "Sizes",
     "SlowLink",
     "SlowRank",
     "SoloGroup",
     "check_call",
+    "exchange_lengths",
+    "gather_lengths",
+    "gather_parts",
     "kill_this_process",
     "message_bytes",
 ]

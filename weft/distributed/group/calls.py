@@ -4,6 +4,11 @@ A call names its tensors and nothing is returned: results are written in place. 
 counts, delays or drops needs to know one method (`start`), and a schedule of calls can be drawn and checked.
 
 Reductions follow the order of ranks, ((x0 + x1) + x2) + ..., on every kind that reduces by itself.
+
+Parts are equal unless their sizes are given, in rows along dimension 0, one for each rank; a part may have none:
+
+    sizes (2, 0, 1)     | row 0 | row 1 | row 2 |
+                        |    rank 0     | rank 2 |
 """
 
 from dataclasses import dataclass
@@ -25,12 +30,16 @@ __all__ = [
     "ReduceOp",
     "ReduceScatter",
     "Send",
+    "Sizes",
 ]
 
 ReduceOp = Literal["sum", "mean", "min", "max", "product"]
 
 NeighbourGraph = tuple[tuple[int, ...], ...]
 """`graph[r]` lists the ranks that rank r receives from, in order; a rank sends to all that list it."""
+
+Sizes = tuple[int, ...]
+"""Rows along dimension 0 of each rank's part, in rank order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +68,37 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:
-    """`output` is part `rank` of the sum of all `tensor`s, which hold `size` equal parts along dimension 0."""
+    """`output` is part `rank` of the sum of all `tensor`s, which hold a part for each rank along dimension 0.
+
+    All ranks give the same `sizes`.
+    """
 
     output: Tensor
     tensor: Tensor
     op: ReduceOp = "sum"
+    sizes: Sizes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
-    """`output` holds every rank's `tensor`, in rank order along dimension 0."""
+    """`output` holds every rank's `tensor`, in rank order along dimension 0. All ranks give the same `sizes`."""
 
     output: Tensor
     tensor: Tensor
+    sizes: Sizes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AllToAll:
-    """Part i of `tensor` goes to rank i; part j of `output` comes from rank j. Equal parts along dimension 0."""
+    """Part i of `tensor` goes to rank i; part j of `output` comes from rank j.
+
+    Where one rank gives sizes, all do, and both: what rank i sends to rank j is what rank j receives from rank i.
+    """
 
     output: Tensor
     tensor: Tensor
+    send_sizes: Sizes | None = None
+    recv_sizes: Sizes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from weft.distributed.group import calls
-from weft.distributed.group.calls import Call, NeighbourGraph
+from weft.distributed.group.calls import Call, NeighbourGraph, Sizes
 from weft.errors import UsageError
 
 __all__ = ["check_call"]
@@ -46,6 +46,31 @@ def _check_parts(whole: Tensor, part: Tensor, num_parts: int) -> None:
         )
 
 
+def _check_sizes(whole: Tensor, sizes: Sizes, size: int) -> None:
+    if len(sizes) != size:
+        raise UsageError(f"sizes do not fit the group (sizes: {len(sizes)}, size: {size}); give one for each rank")
+    if min(sizes) < 0:
+        raise UsageError(f"size of a part is negative (sizes: {sizes}); use 0 or more")
+    if whole.dim() == 0 or whole.shape[0] != sum(sizes):
+        raise UsageError(
+            f"sizes do not add up to the tensor (sum: {sum(sizes)}, shape: {tuple(whole.shape)}); "
+            "make its first dimension their sum"
+        )
+
+
+def _check_own_part(whole: Tensor, part: Tensor, sizes: Sizes | None, rank: int, size: int) -> None:
+    if sizes is None:
+        _check_parts(whole, part, size)
+        return
+    _check_sizes(whole, sizes, size)
+    needed = (sizes[rank], *whole.shape[1:])
+    if part.shape != needed or part.dtype != whole.dtype:
+        raise UsageError(
+            f"part does not have its size (rank: {rank}, part: {tuple(part.shape)} {part.dtype}, "
+            f"needed: {needed} {whole.dtype}); give a part of that shape and type"
+        )
+
+
 def _check_graph(graph: NeighbourGraph, size: int) -> None:
     if len(graph) != size:
         raise UsageError(f"graph does not fit the group (ranks: {len(graph)}, size: {size}); list every rank once")
@@ -70,14 +95,33 @@ def _check_weights(call: calls.NeighbourAllReduce, rank: int, size: int) -> None
 
 
 def _check_all_to_all(call: calls.AllToAll, rank: int, size: int) -> None:
+    if call.send_sizes is not None or call.recv_sizes is not None:
+        _check_uneven_all_to_all(call, rank, size)
+        return
     _check_parts(call.output, call.tensor, 1)
     if call.tensor.numel() % size:
         raise UsageError(f"tensor does not divide into parts (shape: {tuple(call.tensor.shape)}, size: {size}); pad it")
 
 
+def _check_uneven_all_to_all(call: calls.AllToAll, rank: int, size: int) -> None:
+    if call.send_sizes is None or call.recv_sizes is None:
+        raise UsageError(
+            f"all-to-all lacks sizes (send_sizes: {call.send_sizes}, recv_sizes: {call.recv_sizes}); "
+            "give both, or neither for equal parts"
+        )
+    _check_sizes(call.tensor, call.send_sizes, size)
+    _check_sizes(call.output, call.recv_sizes, size)
+    rows, own = (call.output.shape[1:], call.output.dtype), (call.tensor.shape[1:], call.tensor.dtype)
+    if rows != own or call.send_sizes[rank] != call.recv_sizes[rank]:
+        raise UsageError(
+            f"what is sent cannot be received (sent: {tuple(own[0])} {own[1]} a row, received: {tuple(rows[0])} "
+            f"{rows[1]}; rows to itself: {call.send_sizes[rank]} and {call.recv_sizes[rank]}); make them alike"
+        )
+
+
 def _check_reduce_scatter(call: calls.ReduceScatter, rank: int, size: int) -> None:
     _check_op(call.tensor, call.op)
-    _check_parts(call.tensor, call.output, size)
+    _check_own_part(call.tensor, call.output, call.sizes, rank, size)
 
 
 def _check_reduce(call: calls.Reduce, rank: int, size: int) -> None:
@@ -90,7 +134,7 @@ _CHECKS: dict[type, Callable[[Any, int, int], None]] = {
     calls.Recv: _check_message,
     calls.AllReduce: lambda call, rank, size: _check_op(call.tensor, call.op),
     calls.ReduceScatter: _check_reduce_scatter,
-    calls.AllGather: lambda call, rank, size: _check_parts(call.output, call.tensor, size),
+    calls.AllGather: lambda call, rank, size: _check_own_part(call.output, call.tensor, call.sizes, rank, size),
     calls.AllToAll: _check_all_to_all,
     calls.Broadcast: lambda call, rank, size: _check_root(call.root, size),
     calls.Reduce: _check_reduce,

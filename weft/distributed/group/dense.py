@@ -1,13 +1,14 @@
 """Tensors as transports want them: dense, as bytes, and reduced in rank order."""
 
 from collections.abc import Iterable
+from math import prod
 
 import torch
 from torch import Tensor
 
-from weft.distributed.group.calls import ReduceOp
+from weft.distributed.group.calls import ReduceOp, Sizes
 
-__all__ = ["HALVES", "as_bytes", "combine_neighbours", "copy_back", "make_dense", "reduce_parts"]
+__all__ = ["HALVES", "as_bytes", "combine_neighbours", "copy_back", "make_dense", "part_lengths", "reduce_parts"]
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -26,6 +27,16 @@ def copy_back(tensor: Tensor, dense: Tensor) -> None:
 def as_bytes(dense: Tensor) -> Tensor:
     """A flat tensor as bytes, so that every type can be moved by a transport that knows few."""
     return dense.view(torch.uint8)
+
+
+def part_lengths(whole: Tensor, sizes: Sizes) -> tuple[int, ...]:
+    """Elements of parts of so many rows each.
+
+    >>> part_lengths(torch.empty(3, 4), (2, 0, 1))
+    (8, 0, 4)
+    """
+    row = prod(whole.shape[1:])
+    return tuple(size * row for size in sizes)
 
 
 def reduce_parts(parts: Tensor, op: ReduceOp) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from weft.distributed.group import calls
-from weft.distributed.group.calls import Call, NeighbourGraph, ReduceOp
+from weft.distributed.group.calls import Call, NeighbourGraph, ReduceOp, Sizes
 from weft.distributed.group.clock import AbstractClock
 
 __all__ = ["AbstractGroup", "AbstractWork", "DoneWork"]
@@ -104,16 +104,18 @@ class AbstractGroup(ABC):
         self.run(calls.AllReduce(tensor, op))
 
     @final
-    def reduce_scatter(self, output: Tensor, tensor: Tensor, op: ReduceOp = "sum") -> None:
-        self.run(calls.ReduceScatter(output, tensor, op))
+    def reduce_scatter(self, output: Tensor, tensor: Tensor, op: ReduceOp = "sum", sizes: Sizes | None = None) -> None:
+        self.run(calls.ReduceScatter(output, tensor, op, sizes))
 
     @final
-    def all_gather(self, output: Tensor, tensor: Tensor) -> None:
-        self.run(calls.AllGather(output, tensor))
+    def all_gather(self, output: Tensor, tensor: Tensor, sizes: Sizes | None = None) -> None:
+        self.run(calls.AllGather(output, tensor, sizes))
 
     @final
-    def all_to_all(self, output: Tensor, tensor: Tensor) -> None:
-        self.run(calls.AllToAll(output, tensor))
+    def all_to_all(
+        self, output: Tensor, tensor: Tensor, send_sizes: Sizes | None = None, recv_sizes: Sizes | None = None
+    ) -> None:
+        self.run(calls.AllToAll(output, tensor, send_sizes, recv_sizes))
 
     @final
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:

@@ -26,8 +26,9 @@ __all__ = ["HierarchicalGroup"]
 class HierarchicalGroup(AbstractGroup):
     """Built from any two groups: one of the ranks on this host, one of all ranks. It closes both.
 
-    A reduction adds up inside each host, then between hosts; all ranks get the same bits. Messages between hosts, and
-    calls between neighbours, go over `whole`. Calls advance while the rank starts, asks or waits for any of them.
+    A reduction adds up inside each host, then between hosts; all ranks get the same bits. Messages between hosts, calls
+    between neighbours, and all-to-all of unequal parts, whose sizes only their two ranks know, go over `whole`. Calls
+    advance while the rank starts, asks or waits for any of them.
     """
 
     def __init__(self, inside: AbstractGroup, whole: AbstractGroup) -> None:
@@ -48,6 +49,8 @@ class HierarchicalGroup(AbstractGroup):
             case calls.Send() | calls.Recv() if call.peer // self._grid.num_columns == self._grid.row:
                 return _RowMessage(self, type(call)(call.tensor, call.peer % self._grid.num_columns, call.tag))
             case calls.Send() | calls.Recv() | calls.NeighbourAllReduce():
+                return self._whole.start(call)
+            case calls.AllToAll() if call.send_sizes is not None:
                 return self._whole.start(call)
             case _:
                 work = _StagedWork(self, stages_of(call, self._grid))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from weft.distributed.group import calls
-from weft.distributed.group.calls import Call
-from weft.distributed.group.dense import copy_back, make_dense
+from weft.distributed.group.calls import Call, Sizes
+from weft.distributed.group.dense import copy_back, make_dense, part_lengths
 
 __all__ = ["COLUMN", "FIRST_ROW", "SECOND_ROW", "Grid", "Stages", "stages_of"]
 
@@ -38,6 +38,16 @@ class Grid:
         return self.num_rows * self.num_columns
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Elements of every rank's part, of every column's parts, of each part of this column; None for equal ones."""
+
+    lengths: Sizes | None
+    columns: Sizes | None
+    rows: Sizes | None
+    of_column: int  # elements of this column's parts together
+
+
 def stages_of(call: Call, grid: Grid) -> Stages:
     """The stages of a collective call: yields the stage and its call, and is resumed when that is done."""
     return _STAGES[type(call)](call, grid)
@@ -59,23 +69,24 @@ def _all_reduce(call: calls.AllReduce, grid: Grid) -> Stages:
 
 def _reduce_scatter(call: calls.ReduceScatter, grid: Grid) -> Stages:
     op = "sum" if call.op == "mean" else call.op
-    by_column = _swap(make_dense(call.tensor), grid.num_rows, grid.num_columns)
-    parts = by_column.new_empty(by_column.numel() // grid.num_columns)
+    cut = _cut(call.tensor, call.sizes, grid)
+    by_column = _swap(make_dense(call.tensor), grid.num_rows, grid.num_columns, cut.lengths)
+    parts = by_column.new_empty(cut.of_column)
     output = by_column.new_empty(call.output.numel())
-    yield FIRST_ROW, calls.ReduceScatter(parts, by_column, op)
-    yield COLUMN, calls.ReduceScatter(output, parts, op)
+    yield FIRST_ROW, calls.ReduceScatter(parts, by_column, op, cut.columns)
+    yield COLUMN, calls.ReduceScatter(output, parts, op, cut.rows)
     if call.op == "mean":
         output.div_(grid.size)
     copy_back(call.output, output)
 
 
 def _all_gather(call: calls.AllGather, grid: Grid) -> Stages:
-    dense = make_dense(call.tensor)
-    of_column = dense.new_empty(dense.numel() * grid.num_rows)
-    by_column = dense.new_empty(dense.numel() * grid.size)
-    yield COLUMN, calls.AllGather(of_column, dense)
-    yield SECOND_ROW, calls.AllGather(by_column, of_column)
-    copy_back(call.output, _swap(by_column, grid.num_columns, grid.num_rows))
+    dense, cut = make_dense(call.tensor), _cut(call.output, call.sizes, grid)
+    of_column = dense.new_empty(cut.of_column)
+    by_column = dense.new_empty(call.output.numel())
+    yield COLUMN, calls.AllGather(of_column, dense, cut.rows)
+    yield SECOND_ROW, calls.AllGather(by_column, of_column, cut.columns)
+    copy_back(call.output, _swap(by_column, grid.num_columns, grid.num_rows, _by_column(cut.lengths, grid)))
 
 
 def _all_to_all(call: calls.AllToAll, grid: Grid) -> Stages:
@@ -119,9 +130,27 @@ _STAGES: dict[type, Callable[[Any, Grid], Stages]] = {
 }
 
 
-def _swap(parts: Tensor, num_rows: int, num_columns: int) -> Tensor:
+def _cut(whole: Tensor, sizes: Sizes | None, grid: Grid) -> _Cut:
+    if sizes is None:
+        return _Cut(None, None, None, whole.numel() // grid.num_columns)
+    lengths = part_lengths(whole, sizes)
+    columns = tuple(sum(lengths[column :: grid.num_columns]) for column in range(grid.num_columns))
+    return _Cut(lengths, columns, lengths[grid.column :: grid.num_columns], columns[grid.column])
+
+
+def _by_column(lengths: Sizes | None, grid: Grid) -> Sizes | None:
+    """What lies row by row, column by column instead."""
+    if lengths is None:
+        return None
+    return tuple(length for column in range(grid.num_columns) for length in lengths[column :: grid.num_columns])
+
+
+def _swap(parts: Tensor, num_rows: int, num_columns: int, lengths: Sizes | None = None) -> Tensor:
     """Parts that lie row by row, column by column instead."""
-    return parts.view(num_rows, num_columns, -1).transpose(0, 1).contiguous().view(-1)
+    if lengths is None:
+        return parts.view(num_rows, num_columns, -1).transpose(0, 1).contiguous().view(-1)
+    pieces = parts.split(lengths)
+    return torch.cat([piece for column in range(num_columns) for piece in pieces[column::num_columns]])
 
 
 def _pad(dense: Tensor, length: int) -> Tensor:

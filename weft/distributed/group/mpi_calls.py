@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from weft.distributed.group import calls
-from weft.distributed.group.calls import Call
-from weft.distributed.group.dense import as_bytes, combine_neighbours, copy_back, make_dense
+from weft.distributed.group.calls import Call, Sizes
+from weft.distributed.group.dense import as_bytes, combine_neighbours, copy_back, make_dense, part_lengths
 from weft.errors import UsageError
 
 __all__ = ["MpiEndpoint", "StartedCall", "start_call"]
@@ -78,10 +78,7 @@ def start_call(endpoint: MpiEndpoint, call: Call) -> StartedCall:
         case calls.AllReduce() | calls.Reduce() | calls.ReduceScatter():
             return _start_reduction(endpoint, call)
         case calls.AllGather() | calls.AllToAll():
-            dense, output = make_dense(call.tensor), make_dense(call.output)
-            start = comm.Iallgather if isinstance(call, calls.AllGather) else comm.Ialltoall
-            request = start(endpoint.bytes_of(dense), endpoint.bytes_of(output))
-            return StartedCall([request], lambda: copy_back(call.output, output), (dense,))
+            return _start_exchange(endpoint, call)
         case calls.Broadcast():
             dense = make_dense(call.tensor)
             return StartedCall(
@@ -89,6 +86,29 @@ def start_call(endpoint: MpiEndpoint, call: Call) -> StartedCall:
             )
         case calls.NeighbourAllReduce():
             return _start_neighbour_all_reduce(endpoint, call)
+
+
+def _start_exchange(endpoint: MpiEndpoint, call: calls.AllGather | calls.AllToAll) -> StartedCall:
+    comm, dense, output = endpoint.collectives, make_dense(call.tensor), make_dense(call.output)
+    source, target = endpoint.bytes_of(dense), endpoint.bytes_of(output)
+    match call:
+        case calls.AllGather(sizes=None):
+            request = comm.Iallgather(source, target)
+        case calls.AllGather():
+            request = comm.Iallgatherv(source, _with_counts(target, call.output, call.sizes))
+        case calls.AllToAll(send_sizes=None):
+            request = comm.Ialltoall(source, target)
+        case calls.AllToAll():
+            sent, received = (source, call.tensor, call.send_sizes), (target, call.output, call.recv_sizes)
+            request = comm.Ialltoallv(_with_counts(*sent), _with_counts(*received))
+    return StartedCall([request], lambda: copy_back(call.output, output), (dense,))
+
+
+def _with_counts(buffer: list[Any], whole: Tensor, sizes: Sizes | None) -> list[Any]:
+    """A buffer of bytes, cut into parts that lie one after the other."""
+    assert sizes is not None
+    counts = [length * whole.element_size() for length in part_lengths(whole, sizes)]
+    return [buffer[0], counts, buffer[1]]
 
 
 def _start_reduction(endpoint: MpiEndpoint, call: calls.AllReduce | calls.Reduce | calls.ReduceScatter) -> StartedCall:
@@ -110,7 +130,11 @@ def _start_reduction(endpoint: MpiEndpoint, call: calls.AllReduce | calls.Reduce
             )
         case calls.ReduceScatter():
             total = own.new_empty(call.output.numel())
-            request = comm.Ireduce_scatter_block(endpoint.numbers_of(own), endpoint.numbers_of(total), op)
+            source, sink = endpoint.numbers_of(own), endpoint.numbers_of(total)
+            if call.sizes is None:
+                request = comm.Ireduce_scatter_block(source, sink, op)
+            else:
+                request = comm.Ireduce_scatter(source, sink, list(part_lengths(call.tensor, call.sizes)), op)
 
     def finish() -> None:
         if is_target:

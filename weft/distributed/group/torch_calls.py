@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from weft.distributed.group import calls
-from weft.distributed.group.calls import Call, ReduceOp
-from weft.distributed.group.dense import as_bytes, combine_neighbours, copy_back, make_dense, reduce_parts
+from weft.distributed.group.calls import Call, ReduceOp, Sizes
+from weft.distributed.group.dense import as_bytes, combine_neighbours, copy_back, make_dense, part_lengths, reduce_parts
 from weft.errors import UsageError
 
 __all__ = ["StartedCall", "TorchEndpoint", "start_call"]
@@ -60,7 +60,7 @@ class TorchEndpoint:
 
 
 def start_call(endpoint: TorchEndpoint, call: Call, neighbour_tag: int) -> StartedCall:
-    """Start a call that `check_call` has passed. Ranks agree on emptiness, so nothing is sent for empty tensors."""
+    """Start a call that `check_call` has passed. Nothing is sent where all ranks know that there is nothing."""
     match call:
         case calls.Barrier():
             return StartedCall([endpoint.transport.barrier(_c10d.BarrierOptions())])
@@ -72,6 +72,10 @@ def start_call(endpoint: TorchEndpoint, call: Call, neighbour_tag: int) -> Start
             return StartedCall(works, lambda: copy_back(call.tensor, dense), is_message=True)
         case calls.NeighbourAllReduce():
             return _start_neighbour_all_reduce(endpoint, call, neighbour_tag)
+        case calls.AllToAll() if call.send_sizes is not None:
+            return _start_exchange(endpoint, call)  # a rank that sends nothing may yet receive
+        case calls.AllGather() if call.sizes is not None:
+            return _start_broadcasts(endpoint, call, call.sizes)
         case _ if call.tensor.numel() == 0:
             return StartedCall([])
         case calls.AllReduce() | calls.Reduce():
@@ -82,10 +86,7 @@ def start_call(endpoint: TorchEndpoint, call: Call, neighbour_tag: int) -> Start
             return _start_exchange(endpoint, call)
         case calls.Broadcast():
             dense = make_dense(call.tensor)
-            work = endpoint.transport.broadcast(
-                [as_bytes(dense)], _options(_c10d.BroadcastOptions(), rootRank=call.root)
-            )
-            return StartedCall([work], lambda: copy_back(call.tensor, dense))
+            return StartedCall([_broadcast(endpoint, dense, call.root)], lambda: copy_back(call.tensor, dense))
 
 
 def _start_reduction(endpoint: TorchEndpoint, call: calls.AllReduce | calls.Reduce) -> StartedCall:
@@ -110,22 +111,47 @@ def _start_reduction(endpoint: TorchEndpoint, call: calls.AllReduce | calls.Redu
 
 def _start_reduce_scatter(endpoint: TorchEndpoint, call: calls.ReduceScatter) -> StartedCall:
     """Each rank gets all parts that it is to reduce: as few bytes as a ring, and the order of ranks."""
-    parts = call.tensor.detach().new_empty(call.tensor.numel())
-    work = _exchange_parts(endpoint, parts, make_dense(call.tensor))
-    return StartedCall([work], lambda: copy_back(call.output, reduce_parts(parts.view(endpoint.size, -1), call.op)))
+    parts = call.tensor.detach().new_empty((endpoint.size, call.output.numel()))
+    sent = [] if call.sizes is None else _byte_counts(call.tensor, call.sizes)
+    received = [] if call.sizes is None else [call.output.nbytes] * endpoint.size
+    work = _exchange_parts(endpoint, parts.view(-1), make_dense(call.tensor), received, sent)
+    return StartedCall([work], lambda: copy_back(call.output, reduce_parts(parts, call.op)))
 
 
 def _start_exchange(endpoint: TorchEndpoint, call: calls.AllGather | calls.AllToAll) -> StartedCall:
     dense, output = make_dense(call.tensor), make_dense(call.output)
     if isinstance(call, calls.AllToAll):
-        work = _exchange_parts(endpoint, output, dense)
+        sent = [] if call.send_sizes is None else _byte_counts(call.tensor, call.send_sizes)
+        received = [] if call.recv_sizes is None else _byte_counts(call.output, call.recv_sizes)
+        work = _exchange_parts(endpoint, output, dense, received, sent)
     else:
         work = endpoint.transport._allgather_base(as_bytes(output), as_bytes(dense), _c10d.AllgatherOptions())
     return StartedCall([work], lambda: copy_back(call.output, output))
 
 
-def _exchange_parts(endpoint: TorchEndpoint, output: Tensor, dense: Tensor) -> Any:
-    return endpoint.transport.alltoall_base(as_bytes(output), as_bytes(dense), [], [], _c10d.AllToAllOptions())
+def _start_broadcasts(endpoint: TorchEndpoint, call: calls.AllGather, sizes: Sizes) -> StartedCall:
+    """Gloo gathers equal parts alone, and NCCL itself gathers unequal ones so: each rank broadcasts its part."""
+    output = make_dense(call.output)
+    parts = output.split(part_lengths(call.output, sizes))
+    copy_back(parts[endpoint.rank], make_dense(call.tensor))
+    works = [_broadcast(endpoint, part, root) for root, part in enumerate(parts) if part.numel()]
+    return StartedCall(works, lambda: copy_back(call.output, output))
+
+
+def _broadcast(endpoint: TorchEndpoint, dense: Tensor, root: int) -> Any:
+    return endpoint.transport.broadcast([as_bytes(dense)], _options(_c10d.BroadcastOptions(), rootRank=root))
+
+
+def _exchange_parts(
+    endpoint: TorchEndpoint, output: Tensor, dense: Tensor, received: list[int], sent: list[int]
+) -> Any:
+    """Bytes of the parts; none of them where the parts are equal."""
+    options = _c10d.AllToAllOptions()
+    return endpoint.transport.alltoall_base(as_bytes(output), as_bytes(dense), received, sent, options)
+
+
+def _byte_counts(whole: Tensor, sizes: Sizes) -> list[int]:
+    return [length * whole.element_size() for length in part_lengths(whole, sizes)]
 
 
 def _start_neighbour_all_reduce(endpoint: TorchEndpoint, call: calls.NeighbourAllReduce, tag: int) -> StartedCall:

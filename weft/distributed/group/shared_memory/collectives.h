@@ -5,11 +5,16 @@
 //
 // Round t may be posted when every peer has taken round t - 2, and taken when those needed have posted it. Nothing here
 // blocks: a call advances as far as it can and says for whom it waits.
+//
+// Parts may differ in length. A round carries a chunk of each part; chunks are in proportion to the parts, so that all
+// parts of a tensor end in about the same round. In an all-to-all a rank knows its own lengths alone: there a round in
+// which everybody posts those comes first.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
+#include "parts.h"
 #include "reduce.h"
 #include "segment.h"
 
@@ -23,6 +28,7 @@ enum class Reason : int32_t { none, died, silent, left, mismatch, closed };
 
 // flat: each rank reduces all it gets.  sliced: rank r reduces slice r of a chunk, then all gather the slices.
 // direct: all tensors lie in arenas; whoever is free reduces the next piece of all of them in place.
+// announce: one round before, to learn whether they do, or how long the parts of an all-to-all are.
 enum class Mode : int32_t { flat, announce, sliced, direct };
 
 struct Call {
@@ -33,13 +39,16 @@ struct Call {
     int64_t tag;
     const char* input;
     char* output;
-    int64_t count;  // elements of one part
+    int64_t count;  // elements of one part; of this rank's, where parts differ
     int64_t width;  // bytes of an element
     std::vector<int32_t> neighbours;
     std::vector<double> weights;
+    std::vector<int64_t> lengths;  // elements of the parts where they differ; all-to-all: of those sent, then received
 
+    uint64_t agreed = 0;              // stands for the lengths that are the same on all ranks
+    std::vector<Part> sends, recvs;  // where parts differ: by the rank that they go to, that they come from
     Mode mode = Mode::flat;
-    int64_t chunk = 1;  // elements of one part in one round
+    int64_t chunk = 1;  // elements of one part in one round; of this rank's, where parts differ
     uint64_t first = 0, rounds = 0, posted = 0, taken = 0;  // rounds of this call; `first` is counted over all calls
     uint64_t pieces_end = 0;
     int64_t moved = 0;  // bytes of a send or recv
@@ -55,6 +64,7 @@ struct Call {
 
 constexpr int64_t kSmallBytes = 16 << 10;  // up to here one round in which everybody reduces everything is fastest
 constexpr int64_t kPieceBytes = 256 << 10;
+constexpr uint64_t kMix = 0x9e3779b97f4a7c15u;
 
 class Collectives {
   public:
@@ -63,6 +73,8 @@ class Collectives {
 
     void begin(Call& call) {
         call.first = round_;
+        if (!call.lengths.empty()) return begin_uneven(call);
+        call.agreed = uint64_t(call.count);
         const int64_t bytes = call.count * call.width;
         if (call.kind == Kind::all_reduce && size_ > 1 && bytes > kSmallBytes) {
             call.mode = Mode::announce;
@@ -185,7 +197,7 @@ class Collectives {
     static uint64_t signature(const Call& call) {
         const uint64_t what = uint64_t(call.kind) | uint64_t(call.type) << 8 | uint64_t(call.op) << 16 |
                               uint64_t(uint32_t(call.root)) << 24;
-        return what ^ uint64_t(call.count) * 0x9e3779b97f4a7c15u;
+        return what ^ call.agreed * kMix;
     }
 
     bool check_notices(Call& call) {
@@ -227,6 +239,73 @@ class Collectives {
         return uint64_t(std::max<int64_t>((call.count + call.chunk - 1) / call.chunk, 1));
     }
 
+    // --- parts that differ
+
+    void begin_uneven(Call& call) {
+        call.agreed = kMix;  // no equal call has so many elements
+        if (call.kind == Kind::all_to_all) {
+            call.mode = Mode::announce;
+            call.rounds = 1;
+            return;
+        }
+        for (int64_t length : call.lengths) call.agreed = (call.agreed ^ uint64_t(length)) * kMix + 1;
+        if (call.kind == Kind::all_gather) {
+            call.chunk = fit(call, 1);
+            call.recvs = lay_out(call.lengths.data(), size_);
+            for (Part& part : call.recvs) part.chunk = call.chunk;
+            call.rounds = count_rounds(call.recvs);
+        } else {
+            call.sends = cut(call.lengths.data(), size_, call.width);
+            call.chunk = call.sends[size_t(rank_)].chunk;
+            call.rounds = count_rounds(call.sends);
+        }
+    }
+
+    // Every rank has read the lengths of all: who sends how much to whom.
+    void begin_exchange(Call& call) {
+        call.mode = Mode::flat;
+        call.recvs = lay_out(call.lengths.data() + size_, size_);
+        call.rounds = 0;
+        for (int peer = 0; peer < size_; peer++) {
+            const std::vector<Part> parts = cut(lengths_.data() + peer * size_, size_, call.width);
+            Part& mine = call.recvs[size_t(peer)];
+            if (mine.count != parts[size_t(rank_)].count) return differ(call, peer);
+            mine.room = parts[size_t(rank_)].room;
+            mine.chunk = parts[size_t(rank_)].chunk;
+            call.rounds = std::max(call.rounds, count_rounds(parts));
+            if (peer == rank_) call.sends = parts;
+        }
+    }
+
+    static void differ(Call& call, int peer) {
+        call.reason = Reason::mismatch;
+        call.culprit = peer;
+        call.rounds = 0;
+    }
+
+    // What this rank sends to a peer: in its input, and in its own staging buffer.
+    Part sent_to(const Call& call, int peer) const {
+        if (!call.sends.empty()) return call.sends[size_t(peer)];
+        return {peer * call.count, call.count, peer * call.chunk, call.chunk};
+    }
+
+    // What comes from a peer: in the output, and in the peer's staging buffer.
+    Part received_from(const Call& call, int peer) const {
+        if (!call.recvs.empty()) return call.recvs[size_t(peer)];
+        return {peer * call.count, call.count, is_parted(call.kind) ? rank_ * call.chunk : 0, call.chunk};
+    }
+
+    void put_lengths(const Call& call, char* stage) const {
+        std::memcpy(stage, call.lengths.data(), size_t(size_) * sizeof(int64_t));
+    }
+
+    void read_lengths(const Call& call, uint64_t round) {
+        lengths_.resize(size_t(size_) * size_t(size_));
+        for (int peer = 0; peer < size_; peer++)
+            std::memcpy(&lengths_[size_t(peer) * size_t(size_)], segment_.stage(peer, round),
+                        size_t(size_) * sizeof(int64_t));
+    }
+
     // --- all-reduce of large tensors
 
     int64_t place_of(const Call& call) const {
@@ -242,6 +321,7 @@ class Collectives {
     void choose(Call& call) {
         call.first = round_;
         call.posted = call.taken = 0;
+        if (call.kind == Kind::all_to_all) return begin_exchange(call);
         if (std::all_of(places_.begin(), places_.end(), [](int64_t place) { return place >= 0; })) {
             call.mode = Mode::direct;
             call.rounds = 0;
@@ -300,10 +380,13 @@ class Collectives {
 
     // --- data in and out of the staging buffers
 
-    Range chunk_of(const Call& call, int64_t index) const {
-        const int64_t begin = index * call.chunk;
-        return {begin, std::max<int64_t>(std::min(call.chunk, call.count - begin), 0)};
+    static Range chunk_of(int64_t count, int64_t chunk, int64_t index) {
+        const int64_t begin = index * chunk;
+        return {begin, std::max<int64_t>(std::min(chunk, count - begin), 0)};
     }
+
+    static Range chunk_of(const Call& call, int64_t index) { return chunk_of(call.count, call.chunk, index); }
+    static Range chunk_of(const Part& part, uint64_t round) { return chunk_of(part.count, part.chunk, int64_t(round)); }
 
     static void copy(char* target, const char* source, int64_t bytes) {
         if (target != source && bytes > 0) copy_bytes(target, source, bytes);
@@ -311,13 +394,17 @@ class Collectives {
 
     void put(const Call& call, uint64_t round, char* stage) const {
         const int64_t w = call.width;
-        if (call.mode == Mode::announce || call.kind == Kind::barrier) return;
+        if (call.kind == Kind::barrier) return;
+        if (call.mode == Mode::announce) return call.lengths.empty() ? void() : put_lengths(call, stage);
         if (call.mode == Mode::sliced) return put_slices(call, turn(call, round), stage);
-        const Range part = chunk_of(call, int64_t(round));
-        if (!is_parted(call.kind)) return copy(stage, call.input + part.begin * w, part.count * w);
-        for (int peer = 0; peer < size_; peer++)
-            if (peer != rank_)
-                copy(stage + peer * call.chunk * w, call.input + (peer * call.count + part.begin) * w, part.count * w);
+        const Range own = chunk_of(call, int64_t(round));
+        if (!is_parted(call.kind)) return copy(stage, call.input + own.begin * w, own.count * w);
+        for (int peer = 0; peer < size_; peer++) {
+            if (peer == rank_) continue;
+            const Part part = sent_to(call, peer);
+            const Range chunk = chunk_of(part, round);
+            copy(stage + part.room * w, call.input + (part.begin + chunk.begin) * w, chunk.count * w);
+        }
     }
 
     void put_slices(const Call& call, Turn turn, char* stage) const {
@@ -332,7 +419,7 @@ class Collectives {
 
     void take(const Call& call, uint64_t round) {
         if (call.kind == Kind::barrier) return;
-        if (call.mode == Mode::announce) return read_places(call);
+        if (call.mode == Mode::announce) return call.lengths.empty() ? read_places(call) : read_lengths(call, call.first);
         if (call.mode == Mode::sliced) return take_slices(call, turn(call, round), call.first + round);
         const Range part = chunk_of(call, int64_t(round));
         const int64_t w = call.width, bytes = part.count * w;
@@ -344,11 +431,12 @@ class Collectives {
             case Kind::reduce:
                 if (rank_ == call.root) reduce_staged(call, own, 0, out, part.count, at);
                 return;
-            case Kind::reduce_scatter:
-                return reduce_staged(call, own + rank_ * call.count * w, rank_ * call.chunk * w, out, part.count, at);
-            case Kind::all_gather: return gather_staged(call, own, 0, part, at);
-            case Kind::all_to_all:
-                return gather_staged(call, own + rank_ * call.count * w, rank_ * call.chunk * w, part, at);
+            case Kind::reduce_scatter: {
+                const Part mine = sent_to(call, rank_);
+                return reduce_staged(call, own + mine.begin * w, mine.room * w, out, part.count, at);
+            }
+            case Kind::all_gather: return gather_staged(call, call.input, round);
+            case Kind::all_to_all: return gather_staged(call, call.input + sent_to(call, rank_).begin * w, round);
             case Kind::broadcast:
                 if (rank_ != call.root) copy(out, segment_.stage(call.root, at), bytes);
                 return;
@@ -371,10 +459,14 @@ class Collectives {
         reduce(call.type, call.op, sources_.data(), size_, &out, 1, count);
     }
 
-    void gather_staged(const Call& call, const char* own, int64_t offset, Range part, uint64_t round) const {
-        for (int peer = 0; peer < size_; peer++)
-            copy(call.output + (peer * call.count + part.begin) * call.width, source(peer, own, offset, round),
-                 part.count * call.width);
+    void gather_staged(const Call& call, const char* own, uint64_t round) const {
+        const int64_t w = call.width;
+        for (int peer = 0; peer < size_; peer++) {
+            const Part part = received_from(call, peer);
+            const Range chunk = chunk_of(part, round);
+            copy(call.output + (part.begin + chunk.begin) * w,
+                 source(peer, own + chunk.begin * w, part.room * w, call.first + round), chunk.count * w);
+        }
     }
 
     void take_slices(const Call& call, Turn turn, uint64_t round) {
@@ -401,6 +493,7 @@ class Collectives {
     uint64_t round_ = 0;   // rounds of all calls that have ended here
     uint64_t pieces_ = 0;  // pieces of all direct reductions so far
     std::vector<int64_t> places_;
+    std::vector<int64_t> lengths_;  // of an all-to-all: row by row, what each rank sends to each
     std::vector<char*> tensors_;
     std::vector<const char*> sources_;
 };

@@ -470,19 +470,23 @@ using weft::Engine;
 // What native.py packs; pointers as whole numbers.
 struct Order {
     int32_t kind, type, op, root;
-    int64_t tag, input, output, count, width, num_neighbours;
+    int64_t tag, input, output, count, width, num_numbers;
 };
 
-static Call make_call(const Order* packed, const int32_t* neighbours, const double* weights) {
+// The numbers are the neighbours of a neighbour_all_reduce, or else the lengths of parts.
+static Call make_call(const Order* packed, const int64_t* numbers, const double* weights) {
     Order order;
     std::memcpy(&order, packed, sizeof order);  // it need not be aligned
-    std::vector<int32_t> peers;
+    const auto kind = weft::Kind(order.kind);
+    std::vector<int32_t> neighbours;
+    std::vector<int64_t> lengths;
     std::vector<double> factors;
-    if (neighbours) peers.assign(neighbours, neighbours + order.num_neighbours);
-    if (weights) factors.assign(weights, weights + order.num_neighbours + 1);
-    return {weft::Kind(order.kind), weft::Type(order.type), weft::Reduction(order.op), order.root,
+    if (numbers && kind == weft::Kind::neighbour_all_reduce) neighbours.assign(numbers, numbers + order.num_numbers);
+    else if (numbers) lengths.assign(numbers, numbers + order.num_numbers);
+    if (weights) factors.assign(weights, weights + order.num_numbers + 1);
+    return {kind, weft::Type(order.type), weft::Reduction(order.op), order.root,
             order.tag, reinterpret_cast<const char*>(order.input), reinterpret_cast<char*>(order.output),
-            order.count, order.width, std::move(peers), std::move(factors)};
+            order.count, order.width, std::move(neighbours), std::move(factors), std::move(lengths)};
 }
 
 // The reason why it failed, 0 for none, and in the upper half the rank that is the cause.
@@ -508,14 +512,14 @@ void weft_close(Engine* engine) { engine->shut(); }
 
 void weft_free(Engine* engine) { delete engine; }
 
-Call* weft_start(Engine* engine, const Order* packed, const int32_t* neighbours, const double* weights) {
-    Call* call = new Call(make_call(packed, neighbours, weights));
+Call* weft_start(Engine* engine, const Order* packed, const int64_t* numbers, const double* weights) {
+    Call* call = new Call(make_call(packed, numbers, weights));
     engine->start(call);
     return call;
 }
 
-int64_t weft_run(Engine* engine, const Order* packed, const int32_t* neighbours, const double* weights) {
-    Call call(make_call(packed, neighbours, weights));
+int64_t weft_run(Engine* engine, const Order* packed, const int64_t* numbers, const double* weights) {
+    Call call(make_call(packed, numbers, weights));
     engine->run(call);
     return outcome_of(call);
 }

@@ -14,10 +14,10 @@ from weft.operators.compile import compile_library
 
 __all__ = ["NativeEngine", "arena_offset", "load_library", "segment_bytes"]
 
-SOURCES = ("engine.cpp", "channels.h", "collectives.h", "reduce.h", "segment.h")
+SOURCES = ("engine.cpp", "channels.h", "collectives.h", "parts.h", "reduce.h", "segment.h")
 
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
-# kind, type, op, root, tag, addresses of input and output, length, width, neighbours: `Order` of engine.cpp.
+# kind, type, op, root, tag, addresses of input and output, length, width, how many numbers: `Order` of engine.cpp.
 _ORDER = Struct("=4i6q")
 _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "weft_arena_offset": (_LONG, [_INT, _LONG, _INT]),
@@ -113,13 +113,15 @@ class NativeEngine(AbstractTransferEngine):
 
 
 def _order(request: Request) -> tuple[bytes, Any, Any]:
-    """One packed argument, as a long list of them costs ctypes more than the call itself; neighbours and weights."""
-    kind, source, target, length, width, type_, op, root, tag, neighbours, weights, _ = request
+    """One packed argument, as a long list of them costs ctypes more than the call itself; neighbours or lengths of
+    parts; weights."""
+    kind, source, target, length, width, type_, op, root, tag, neighbours, weights, lengths, _ = request
+    numbers = neighbours or lengths
     source_at = 0 if source is None else source.data_ptr()
     target_at = 0 if target is None else source_at if target is source else target.data_ptr()
     return (
-        _ORDER.pack(kind, type_, op, root, tag, source_at, target_at, length, width, len(neighbours)),
-        (ctypes.c_int32 * len(neighbours))(*neighbours) if neighbours else None,
+        _ORDER.pack(kind, type_, op, root, tag, source_at, target_at, length, width, len(numbers)),
+        (ctypes.c_int64 * len(numbers))(*numbers) if numbers else None,
         (ctypes.c_double * len(weights))(*weights) if weights else None,
     )
 

@@ -1,6 +1,6 @@
 """Requests of the engine in Python, as generators that yield the rank they wait for."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import final
 
@@ -21,12 +21,26 @@ class MismatchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Bytes begin to end of each part, in staging buffer `slot`, where parts lie `room` bytes apart."""
+    """Bytes begin to end of each part, as far as it has them, in staging buffer `slot`, where parts lie `room` bytes
+    apart."""
 
     begin: int
     end: int
     slot: int
     room: int
+
+    def of(self, length: int) -> slice:
+        """What it holds of a part of so many bytes."""
+        return slice(min(self.begin, length), min(self.end, length))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Bytes of the parts that this rank stages, of those that it takes from each rank, and of the longest of all."""
+
+    sends: tuple[int, ...]
+    recvs: tuple[int, ...]
+    longest: int
 
 
 @final
@@ -40,16 +54,15 @@ class Collectives:
     def run(self, request: Request) -> Iterator[int]:
         """In each round post a chunk, then take what is needed of those of the others."""
         memory = self._memory
-        is_parted = request.kind in (codes.REDUCE_SCATTER, codes.ALL_TO_ALL)
-        room = STAGE_BYTES // (memory.size if is_parted else 1) // 64 * 64
-        num_bytes = request.length * request.width
+        cut = yield from self._cut(request)
+        room = STAGE_BYTES // len(cut.sends) // 64 * 64
         peers = [peer for peer in range(memory.size) if peer != memory.rank]
-        for begin in range(0, max(num_bytes, 1), room):
-            chunk = _Chunk(begin, min(begin + room, num_bytes), self._round % 2, room)
+        for begin in range(0, max(cut.longest, 1), room):
+            chunk = _Chunk(begin, begin + room, self._round % 2, room)
             for peer in peers:
                 while not memory.reaches(memory.taken, peer, self._round - 1):
                     yield peer
-            self._put(request, chunk, is_parted=is_parted)
+            self._put(request, chunk, cut)
             memory.signatures[chunk.slot][memory.rank] = _signature(request)
             memory.publish(memory.posted, memory.rank, self._round + 1)
             for peer in peers:
@@ -58,30 +71,55 @@ class Collectives:
             for peer in peers:
                 if memory.signatures[chunk.slot][peer] != _signature(request):
                     raise MismatchError(peer)
-            self._take(request, chunk)
+            self._take(request, chunk, cut)
             self._round += 1
             memory.publish(memory.taken, memory.rank, self._round)
 
-    def _put(self, request: Request, chunk: _Chunk, *, is_parted: bool) -> None:
+    def _cut(self, request: Request) -> Generator[int, None, _Cut]:
+        size, lengths = self._memory.size, tuple(length * request.width for length in request.lengths)
+        own = request.length * request.width
+        match request.kind:
+            case codes.REDUCE_SCATTER if lengths:
+                return _Cut(lengths, (own,) * size, max(lengths))
+            case codes.ALL_GATHER if lengths:
+                return _Cut((own,), lengths, max(lengths))
+            case codes.ALL_TO_ALL if lengths:
+                return (yield from self._cut_exchange(lengths[:size], lengths[size:]))
+            case codes.REDUCE_SCATTER | codes.ALL_TO_ALL:
+                return _Cut((own,) * size, (own,) * size, own)
+            case _:
+                return _Cut((own,), (own,) * size, own)
+
+    def _cut_exchange(self, sends: tuple[int, ...], recvs: tuple[int, ...]) -> Generator[int, None, _Cut]:
+        """A rank knows its own lengths alone: gather those of all, and see that they fit."""
+        rows = torch.empty(self._memory.size, len(sends), dtype=torch.int64)
+        row = torch.tensor(sends)
+        yield from self.run(Request(codes.ALL_GATHER, row, rows, row.nbytes, root=-1))  # no plain gather has this root
+        for peer, length in enumerate(recvs):
+            if rows[peer, self._memory.rank] != length:
+                raise MismatchError(peer)
+        return _Cut(sends, recvs, int(rows.max()))
+
+    def _put(self, request: Request, chunk: _Chunk, cut: _Cut) -> None:
         if request.source is None or request.kind == codes.BARRIER:
             return
-        data, num_parts = _bytes(request.source), self._memory.size if is_parted else 1
-        parts = data.view(num_parts, len(data) // num_parts)[:, chunk.begin : chunk.end]
-        stage = self._memory.stages[self._memory.rank, chunk.slot, : num_parts * chunk.room]
-        stage.view(num_parts, chunk.room)[:, : parts.shape[1]] = parts
+        stage = self._memory.stages[self._memory.rank, chunk.slot]
+        for index, part in enumerate(_bytes(request.source).split(cut.sends)):
+            held, at = part[chunk.of(len(part))], index * chunk.room
+            stage[at : at + len(held)] = held
 
-    def _take(self, request: Request, chunk: _Chunk) -> None:
+    def _take(self, request: Request, chunk: _Chunk, cut: _Cut) -> None:
         rank, ranks, is_root = self._memory.rank, range(self._memory.size), self._memory.rank == request.root
 
         def staged(peer: int, part: int = 0) -> Tensor:
-            begin = part * chunk.room
-            data: Tensor = self._memory.stages[peer, chunk.slot, begin : begin + chunk.end - chunk.begin]
+            held, at = chunk.of(cut.recvs[peer]), part * chunk.room
+            data: Tensor = self._memory.stages[peer, chunk.slot, at : at + held.stop - held.start]
             return data
 
         def write(part: int, data: Tensor) -> None:
             assert request.target is not None
-            at = part * request.length * request.width
-            _bytes(request.target)[at + chunk.begin : at + chunk.end] = data
+            at = sum(cut.recvs[:part])
+            _bytes(request.target)[at : at + cut.recvs[part]][chunk.of(cut.recvs[part])] = data
 
         match request.kind:
             case codes.ALL_REDUCE:
@@ -181,4 +219,6 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _signature(request: Request) -> int:
-    return hash((request.kind, request.type, request.op, request.root, request.length))
+    """The same on all ranks that mean the same call. The lengths of an all-to-all are compared when all are known."""
+    lengths = request.lengths if request.kind != codes.ALL_TO_ALL else bool(request.lengths)
+    return hash((request.kind, request.type, request.op, request.root, lengths or request.length))

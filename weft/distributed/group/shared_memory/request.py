@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from weft.distributed.group import calls
-from weft.distributed.group.calls import Call, ReduceOp
+from weft.distributed.group.calls import Call, ReduceOp, Sizes
 from weft.distributed.group.checks import check_call
+from weft.distributed.group.dense import part_lengths
 from weft.errors import UsageError
 
 __all__ = ["Request", "make_request"]
@@ -49,7 +50,7 @@ class Request(NamedTuple):
     kind: int
     source: Tensor | None = None
     target: Tensor | None = None
-    length: int = 0  # elements of one part
+    length: int = 0  # elements of one part; of this rank's, where parts differ
     width: int = 1  # bytes of an element
     type: int = BYTES
     op: int = 0
@@ -57,6 +58,7 @@ class Request(NamedTuple):
     tag: int = 0
     neighbours: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
+    lengths: tuple[int, ...] = ()  # elements of each rank's part, where given; all-to-all: sent, then received
     back: Tensor | None = None
 
 
@@ -87,19 +89,22 @@ def _reduce_scatter(call: calls.ReduceScatter, rank: int, size: int) -> Request:
     type_, op = _reduction(call.tensor, call.op)
     target, back = _target(call.output)
     count, width = call.output.numel(), call.output.element_size()
-    return Request(REDUCE_SCATTER, _dense(call.tensor), target, count, width, type_, op, back=back)
+    lengths = () if call.sizes is None else part_lengths(call.tensor, call.sizes)
+    return Request(REDUCE_SCATTER, _dense(call.tensor), target, count, width, type_, op, lengths=lengths, back=back)
 
 
 def _all_gather(call: calls.AllGather, rank: int, size: int) -> Request:
     check_call(call, rank, size)
     target, back = _target(call.output)
-    return Request(ALL_GATHER, _dense(call.tensor), target, call.tensor.nbytes, back=back)
+    lengths = _part_bytes(call.output, call.sizes)
+    return Request(ALL_GATHER, _dense(call.tensor), target, call.tensor.nbytes, lengths=lengths, back=back)
 
 
 def _all_to_all(call: calls.AllToAll, rank: int, size: int) -> Request:
     check_call(call, rank, size)
     target, back = _target(call.output)
-    return Request(ALL_TO_ALL, _dense(call.tensor), target, call.tensor.nbytes // size, back=back)
+    lengths = _part_bytes(call.tensor, call.send_sizes) + _part_bytes(call.output, call.recv_sizes)
+    return Request(ALL_TO_ALL, _dense(call.tensor), target, call.tensor.nbytes // size, lengths=lengths, back=back)
 
 
 def _broadcast(call: calls.Broadcast, rank: int, size: int) -> Request:
@@ -126,7 +131,7 @@ def _neighbour_all_reduce(call: calls.NeighbourAllReduce, rank: int, size: int) 
     )
 
 
-# Messages may also go to the rank itself, and under tags below 0: torch's gathers, scatters and unequal parts do.
+# Messages may also go to the rank itself, and under tags below 0: torch's gathers, scatters and lists of parts do.
 def _send(call: calls.Send, rank: int, size: int) -> Request:
     _check_peer(call.peer, size)
     return Request(SEND, _dense(call.tensor), None, call.tensor.nbytes, root=call.peer, tag=call.tag)
@@ -169,6 +174,13 @@ def _dense(tensor: Tensor) -> Tensor:
 def _target(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
     inner = _dense(tensor)
     return inner, None if inner is tensor else tensor
+
+
+def _part_bytes(whole: Tensor, sizes: Sizes | None) -> tuple[int, ...]:
+    if sizes is None:
+        return ()
+    width = whole.element_size()
+    return tuple(length * width for length in part_lengths(whole, sizes))
 
 
 def _reduction(tensor: Tensor, op: ReduceOp) -> tuple[int, int]:
