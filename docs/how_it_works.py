@@ -241,7 +241,7 @@ def tell(num_ranks: int = 3) -> None:
 #     1  weft/training/loop.py                         a step and the loop around it, every part behind a seam
 #     2  weft/training/gradients.py                    micro-batches; weft/training/sampling/partition.py the shares
 #     3  weft/distributed/collectives/phases.py        the ring and its relatives, as data that can be drawn and checked
-#     4  weft/distributed/placement/all_reduce.py      buckets that travel while backward still runs
+#     4  weft/distributed/placement/exchange.py      buckets that travel while backward still runs
 #     5  weft/proving/lockstep.py                     what `weft prove` runs
 #
 # What this file leaves out, and Weft does not: real processes, a peer that dies, overlap, time.

@@ -13,6 +13,7 @@ from tests.proving.test_lockstep import splits_of
 from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.consistency.parcel import Parcel
 from weft.distributed.group import AbstractGroup
+from weft.distributed.placement import MeshGroups
 from weft.distributed.virtual import run_virtual
 from weft.engines.rank_program import RankProgram
 from weft.errors import RankFailedError, UsageError
@@ -37,7 +38,7 @@ def virtual_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen = Recipe.from_dict(program.arguments["recipe"])
 
         def be_rank(group: AbstractGroup) -> Sequence[float | None]:
-            replicas = replicas_in(group, chosen.mutable.plan)
+            replicas = replicas_in(MeshGroups(group, chosen.mutable.plan.mesh(group.rank)), chosen.mutable.plan)
             found = count_samples(chosen, splits_of(chosen.fixed.data), program.arguments["seeds"], replicas)
             return [value if math.isfinite(value) else None for value in found]
 

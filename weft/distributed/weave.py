@@ -20,10 +20,11 @@ from weft.distributed.group.group import AbstractGroup
 from weft.distributed.place import LaunchedPlace
 from weft.distributed.placement import DataParallel
 from weft.distributed.placement.statistics import average_statistics
-from weft.distributed.realise import realise
+from weft.distributed.realise import RunSpec, realise
 from weft.errors import PlanError, UsageError
 from weft.graph import State
 from weft.specs import Plan, as_plan
+from weft.specs.axes import DEGREES
 from weft.torch_private import shares_memory
 from weft.training.process import keep_freed_memory
 from weft.training.sampling import share
@@ -45,7 +46,8 @@ def weave(
     With more than one rank, memory that a step frees stays with the process for the next step.
 
     Args:
-        plan: "data" (all ranks), or a plan such as "data=2 topology=ring" that the number of ranks must fit.
+        plan: "data" (all ranks), or a plan such as "data=2 topology=ring" that the number of ranks must fit. With
+            "shard" the optimizer keeps the state of its rank's pieces of parameters only, and has no `state_dict`.
 
     Example: start with `weft launch --workers 2 script.py` or `torchrun --nproc-per-node 2 script.py`.
 
@@ -59,18 +61,20 @@ def weave(
         raise UsageError("loader has no batches of indices to share (an iterable data set); give it a map-style one")
     _check_has_end(loader)
     keep_freed_memory()
-    realised = realise(wanted, place)
+    realised = realise(wanted, place, RunSpec(whole_gradients=True))
     replicas = realised.__enter__()  # until the process ends
     assert isinstance(replicas, DataParallel), "other plans have been refused"
     shared = SharedLoader(loader, replicas.group, tuple(model.buffers()))
     GradientHooks(replicas, model, shared, keep=realised)
+    replicas.placement.take_over(optimizer, dict(model.named_parameters()))
     return model, optimizer, shared
 
 
 def _plan_for(plan: Plan | str, num_ranks: int) -> Plan:
     """The plan that `weave` was given, if a loop with an optimizer of its own can carry it out."""
     text = str(plan)
-    wanted = as_plan(text if "data=" in text else text.replace("data", f"data={num_ranks}", 1))
+    # A degree without a number stands for all ranks.
+    wanted = as_plan(" ".join(f"{word}={num_ranks}" if word in DEGREES else word for word in text.split()))
     if wanted.num_ranks != num_ranks:
         numbers = f"plan: {wanted.num_ranks}, ranks: {num_ranks}"
         raise PlanError(f"plan needs another number of ranks than were started ({numbers}); use plan='data'")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from weft.distributed.codecs import Piece
-from weft.distributed.consistency.server.cut import cut_evenly
 from weft.distributed.consistency.server.decisions import Commit, Decision, Push, Release
+from weft.distributed.placement.cut import cut_evenly
 from weft.graph import State
 from weft.proving.method import Case
 from weft.proving.proof import clone

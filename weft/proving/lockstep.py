@@ -88,7 +88,8 @@ def trace_ranks(case: Case, replicas: AbstractReplicas) -> Trace:
     trace: Trace = []
     for _ in range(case.num_steps):
         state, _ = take_step(task, state)
-        trace.append(copy_of(state.model.parameters, replicas.collect(state.optimizer)))
+        whole = replicas.placement.whole_state(replicas.collect(state.optimizer))
+        trace.append(copy_of(state.model.parameters, whole))
     replicas.sum(torch.zeros(1))  # nobody leaves before all have traced
     return trace
 

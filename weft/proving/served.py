@@ -13,9 +13,10 @@ from typing import final
 
 from torch import Tensor
 
-from weft.distributed.consistency.server import Decision, cut_evenly, read_decisions
+from weft.distributed.consistency.server import Decision, read_decisions
 from weft.distributed.consistency.server.decisions import Commit
 from weft.distributed.consistency.server.settings import may_cut
+from weft.distributed.placement.cut import cut_evenly
 from weft.errors import CorruptFileError
 from weft.graph import State
 from weft.proving.audit import audit_arrival, audit_hosts, audit_rounds

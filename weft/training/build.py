@@ -140,10 +140,9 @@ def check_recipe(recipe: Recipe, *, is_training: bool = True) -> None:
         numbers = f"ranks: {plan.num_replicas}, batch_size: {mutable.batch_size}"
         raise RecipeError(f"more ranks than samples in a batch ({numbers}); raise batch_size or use fewer ranks")
     if plan.shard > 1 and build_optimizer(recipe).scope != "element":
-        raise RecipeError(
-            f"optimizer needs whole tensors, and shards hold pieces (optimizer: {mutable.optimizer}, shard: {plan.shard}); "
-            "use one that is element-wise, such as adam, or data=N"
-        )
+        numbers = f"optimizer: {mutable.optimizer}, shard: {plan.shard}"
+        cure = "use one that is element-wise, such as adam, or data=N"
+        raise RecipeError(f"optimizer needs whole tensors, and shards hold pieces ({numbers}); {cure}")
     if plan.consistency.name == "backup" or plan.consistency.get("commit", "") == "clock":
         _check_clipping(mutable, plan)
 

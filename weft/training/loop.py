@@ -131,12 +131,14 @@ def take_step(task: Task, state: TrainingState) -> tuple[TrainingState, StepResu
         total = loss
     else:
         parameters, loss, model = state.model.parameters, 0.0, state.model
+        placement = task.replicas.placement
         on_gradient = task.replicas.begin(weight)
-        point = task.replicas.placement.prepare(task.optimizer, parameters, state.optimizer)
+        point = placement.prepare(task.optimizer, parameters, state.optimizer)
         with use_point(parameters, point):
             if len(batch):
                 loss, model = gradients_of(task.executor, state.model, batch, task.accumulate, on_gradient)
-        update = Update(task.optimizer, parameters, state.optimizer, lr, task.clip_norm)
+        owned = placement.owned(parameters)
+        update = Update(task.optimizer, owned, state.optimizer, lr, task.clip_norm, placement.norm)
         total, optimizer = task.replicas.finish(weight * loss, update)
     if not math.isfinite(total):
         raise _divergence(task, state, batch, loss)
@@ -205,7 +207,8 @@ def _weight(task: Task, batch: Batch, indices: Tensor) -> float:
         return 1.0
     total = 0.0
     if data.has_padding() and replicas.is_synchronous:
-        total = replicas.sum(torch.tensor([batch.num_targets], dtype=torch.float64)).item()
+        own = batch.num_targets if replicas.placement.has_loss else 0
+        total = replicas.sum(torch.tensor([own], dtype=torch.float64)).item()
     elif data.has_padding():
         total = data.num_targets(indices)
     return batch.num_targets / total if total else len(batch) / len(indices)

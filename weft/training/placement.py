@@ -6,6 +6,7 @@
     has_loss   whether this rank's pass ends in a loss; that of a stage in the middle does not
     owned      the pieces of parameters that this rank updates: all of them, or those of its own shard
     norm       of gradients that lie in pieces on several ranks
+    spread     pieces that were updated, to the ranks that compute with them
 
 The loop asks no more than this. How gradients come to where parameters are updated, and parameters to where they are
 needed, is between a placement and its exchange (weft/distributed/placement).
@@ -15,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import final
 
+import torch
 from torch import Tensor
 
 from weft.graph import AbstractExecutor
@@ -50,6 +52,19 @@ class AbstractPlacement(ABC):
         call it."""
 
     @abstractmethod
+    def take_over(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
+        """Let an optimizer of torch.optim, which steps when a script says so, update the pieces that this rank owns.
+
+        Raises:
+            PlanError: it needs whole tensors, and this rank does not update whole ones.
+        """
+
+    @abstractmethod
+    def spread(self, tensors: Mapping[str, Tensor]) -> int:
+        """Bring the pieces that each rank owns to those that compute with them, in place; the bytes that this rank
+        sent. Called for the parameters after an update, by all ranks."""
+
+    @abstractmethod
     def whole_state(self, state: OptimizerState) -> OptimizerState:
         """The optimizer's state of all parameters, put together from the pieces of all ranks, who all call it."""
 
@@ -76,6 +91,12 @@ class WholeModel(AbstractPlacement):
         self, optimizer: AbstractOptimizer, parameters: Mapping[str, Tensor], state: OptimizerState
     ) -> Mapping[str, Tensor]:
         return optimizer.prepare(parameters, state)
+
+    def take_over(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
+        """It updates every parameter as it is."""
+
+    def spread(self, tensors: Mapping[str, Tensor]) -> int:
+        return 0
 
     def whole_state(self, state: OptimizerState) -> OptimizerState:
         return state

@@ -8,6 +8,7 @@ from tests.proving.test_lockstep import case_of, small_mlp
 from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.group import AbstractGroup
 from weft.distributed.place import find_launch, open_group
+from weft.distributed.placement import MeshGroups
 from weft.distributed.virtual import run_virtual
 from weft.proving.lockstep import Lockstep, compare_ranks, trace_ranks, trace_references
 from weft.proving.method import Case
@@ -25,7 +26,8 @@ def make_replicas(consistency: str) -> MakeReplicas:
     """Sums follow the order of ranks, so that references can be met to the last bit."""
 
     def make(group: AbstractGroup) -> AbstractReplicas:
-        return replicas_in(RankOrderGroup(group), parse_plan(f"data={group.size} consistency={consistency}"))
+        plan = parse_plan(f"data={group.size} consistency={consistency}")
+        return replicas_in(MeshGroups(RankOrderGroup(group), plan.mesh(group.rank)), plan)
 
     return make
 
@@ -56,7 +58,7 @@ def prove_this_rank(consistencies: list[str]) -> list[str]:
     try:
         for text in consistencies:
             case = long_enough(small_mlp(), group.size, text)
-            found = trace_ranks(case, replicas_in(group, case.plan))
+            found = trace_ranks(case, replicas_in(MeshGroups(group, case.plan.mesh(group.rank)), case.plan))
             findings.append(compare_ranks([found], [trace_references(case)[group.rank]], case).finding)
     finally:
         group.close()

@@ -13,6 +13,7 @@ from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.collectives import AlgorithmChoice, MessageGroup
 from weft.distributed.consistency import GRAPHS, make_mixing
 from weft.distributed.group import AbstractGroup, RecordingGroup
+from weft.distributed.placement import MeshGroups
 from weft.distributed.virtual import run_virtual
 from weft.errors import UsageError
 from weft.graph import State
@@ -48,7 +49,7 @@ def count(size: int, consistency: str) -> tuple[list[int], list[int]]:
 
     def program(group: AbstractGroup) -> tuple[int, int]:
         below = RecordingGroup(group)
-        replicas = replicas_in(MessageGroup(below, AlgorithmChoice("ring")), plan)
+        replicas = replicas_in(MeshGroups(MessageGroup(below, AlgorithmChoice("ring")), plan.mesh(below.rank)), plan)
         parameters = {name: p.requires_grad_() for name, p in make_parameters().items()}
         optimizer = Optimizer(Momentum(), lr=0.1)
         replicas.join(State(parameters, {}, torch.zeros(0)))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from weft.distributed.group.calls import AllReduce, Call, Reduce
 from weft.distributed.group.group import AbstractGroup, AbstractWork, DoneWork
-from weft.distributed.placement import AllReduceExchange
+from weft.distributed.placement import GradientExchange
 from weft.training.optimizers import SGD, AbstractOptimizer, Optimizer, OptimizerState
 from weft.training.replicas import Update
 
@@ -47,7 +47,7 @@ def make_update(
 
 
 def run_step(
-    exchange: AllReduceExchange,
+    exchange: GradientExchange,
     gradients: Mapping[str, Tensor | None],
     weight: float,
     update: Update,

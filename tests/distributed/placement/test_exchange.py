@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.distributed.placement.cases import gradients_of_rank, make_parameters, make_update, run_step
 from weft.distributed.collectives import AlgorithmChoice
 from weft.distributed.group import AbstractGroup, RecordingGroup
-from weft.distributed.placement import AllReduceExchange
+from weft.distributed.placement import GradientExchange
 from weft.distributed.placement import all_reduce as module
 from weft.distributed.placement.buckets import plan_buckets
 from weft.distributed.virtual import run_virtual
@@ -39,7 +39,7 @@ def exchange_once(counts: Sequence[int], dtype: torch.dtype = torch.float32) -> 
 
     def program(group: AbstractGroup) -> dict[str, Tensor | None]:
         parameters = make_parameters(dtype)
-        exchange = AllReduceExchange(group, parameters)
+        exchange = GradientExchange(group, parameters)
         exchange.begin(weights[group.rank])
         if counts[group.rank]:
             for name, gradient in reversed(gradients_of_rank(parameters, group.rank).items()):
@@ -97,7 +97,7 @@ def test_types_may_be_mixed_in_one_model() -> None:
     def program(group: AbstractGroup) -> list[Tensor | None]:
         parameters = {"a": torch.zeros(3), "b": torch.zeros(2, dtype=torch.float64), "c": torch.zeros(2)}
         parameters = {name: p.requires_grad_() for name, p in parameters.items()}
-        exchange = AllReduceExchange(group, parameters)
+        exchange = GradientExchange(group, parameters)
         exchange.begin(1 / 3)
         for name, parameter in reversed(parameters.items()):
             exchange.add(name, torch.full_like(parameter, 3.0 * group.rank))
@@ -114,7 +114,7 @@ def test_a_gradient_may_lie_anyhow_in_memory(is_alone: bool, monkeypatch: pytest
 
     def program(group: AbstractGroup) -> Tensor | None:
         parameters = {"w": torch.zeros(3, 2).requires_grad_(), "v": torch.zeros(4).requires_grad_()}
-        exchange = AllReduceExchange(group, parameters)
+        exchange = GradientExchange(group, parameters)
         exchange.begin(0.5)
         exchange.add("v", torch.arange(8.0)[::2])
         # One rank's is a transposed view, the other has none: its zeros have the layout of the parameter.
@@ -132,7 +132,7 @@ def test_a_parameter_unused_everywhere_is_not_moved_by_its_momentum() -> None:
     def program(group: AbstractGroup) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         parameters = make_parameters()
         optimizer = Optimizer(Momentum(0.9), lr=0.1)
-        exchange, update = AllReduceExchange(group, parameters), make_update(parameters, optimizer)
+        exchange, update = GradientExchange(group, parameters), make_update(parameters, optimizer)
         _, state = run_step(exchange, gradients_of_rank(parameters, group.rank), 0.5, update)
         before = {name: p.detach().clone() for name, p in parameters.items()}
         some: dict[str, Tensor | None] = {**gradients_of_rank(parameters, group.rank, 1), "w2": None}
@@ -149,7 +149,7 @@ def test_a_parameter_unused_everywhere_is_not_moved_by_its_momentum() -> None:
 def test_a_parameter_used_by_one_rank_gets_its_gradient_alone() -> None:
     def program(group: AbstractGroup) -> dict[str, Tensor | None]:
         parameters = make_parameters()
-        exchange = AllReduceExchange(group, parameters)
+        exchange = GradientExchange(group, parameters)
         exchange.begin(1 / 3)
         for name, gradient in reversed(gradients_of_rank(parameters, group.rank).items()):
             exchange.add(name, gradient if (name, group.rank) in (("w1", 2), ("b1", 0)) else None)
@@ -164,7 +164,7 @@ def test_frozen_parameters_are_not_sent() -> None:
     def program(group: AbstractGroup) -> tuple[int, bool]:
         parameters = make_parameters()
         parameters["w1"].requires_grad_(False)
-        exchange = AllReduceExchange(group, parameters)
+        exchange = GradientExchange(group, parameters)
         gradients = gradients_of_rank({name: p for name, p in parameters.items() if p.requires_grad}, group.rank)
         run_step(exchange, gradients, 0.5, make_update(parameters, Optimizer(Momentum(weight_decay=0.1), lr=0.1)))
         return exchange.traffic().num_bytes, torch.equal(parameters["w1"], make_parameters()["w1"])
@@ -179,7 +179,7 @@ def test_nothing_is_written_where_the_loss_of_any_rank_is_not_finite(bad: float)
         parameters = make_parameters()
         update = make_update(parameters)
         loss = bad if group.rank == 1 else 0.25
-        exchange = AllReduceExchange(group, parameters)
+        exchange = GradientExchange(group, parameters)
         total, state = run_step(exchange, gradients_of_rank(parameters, group.rank), 1 / 3, update, loss)
         kept = all(torch.equal(p, q) for p, q in zip(parameters.values(), make_parameters().values(), strict=True))
         return total, kept and state is update.state
@@ -190,7 +190,7 @@ def test_nothing_is_written_where_the_loss_of_any_rank_is_not_finite(bad: float)
 
 def test_losses_are_summed_in_float64() -> None:
     def program(group: AbstractGroup) -> float:
-        exchange = AllReduceExchange(group, make_parameters())
+        exchange = GradientExchange(group, make_parameters())
         return exchange.wait(1.0 + 2.0**-40 * group.rank)[0]
 
     assert run_virtual(program, 3).results == (3.0 + 3 * 2.0**-40,) * 3
@@ -209,7 +209,7 @@ def test_collectives_keep_one_order_whatever_order_gradients_come_in(data: st.Da
     def program(group: AbstractGroup) -> list[Tensor | None]:
         recording = RecordingGroup(group)
         parameters = make_parameters()
-        exchange = AllReduceExchange(recording, parameters)
+        exchange = GradientExchange(recording, parameters)
         exchange.begin(1 / 3)
         gradients = gradients_of_rank(parameters, group.rank)
         for name in orders[group.rank]:
@@ -242,7 +242,7 @@ def backward_in_virtual_time(network: NetworkModel) -> tuple[list[module.BucketT
         network = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(4)))
         executor = EagerExecutor(network, nn.functional.mse_loss)
         state = executor.initial_state()
-        exchange = AllReduceExchange(group, state.parameters)
+        exchange = GradientExchange(group, state.parameters)
         exchange.begin(0.5)
         added: list[float] = []
 
@@ -290,7 +290,7 @@ def test_a_slow_network_is_exposed() -> None:
 def test_buffers_are_used_again_and_steps_do_not_mix(tiny_buckets: None) -> None:
     def program(group: AbstractGroup) -> list[dict[str, Tensor]]:
         parameters = make_parameters()
-        exchange, steps = AllReduceExchange(group, parameters), []
+        exchange, steps = GradientExchange(group, parameters), []
         for step in range(3):
             run_step(exchange, gradients_of_rank(parameters, group.rank, step), 0.5, make_update(parameters))
             steps.append({name: p.detach().clone() for name, p in parameters.items()})

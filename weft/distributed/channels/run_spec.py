@@ -20,6 +20,8 @@ class RunSpec:
         optimizer: of the recipe, for servers that update in the place of ranks; None where no plan needs one.
         buffers: running statistics before an evaluation: averaged, or each rank's own.
         run: the run folder, where ranks and servers record what they decide; None to record nothing.
+        whole_gradients: whether the loop looks at gradients between backward and update, as a script's own may: then
+            every rank gets all of them, where it would do with those that it updates with.
         replay: the run folder whose decisions are repeated; None to decide anew.
     """
 
@@ -29,6 +31,7 @@ class RunSpec:
     buffers: Literal["mean", "rank"] = "mean"
     run: Path | None = None
     replay: Path | None = None
+    whole_gradients: bool = False
 
     @staticmethod
     def of(recipe: Recipe, seeds: Sequence[int], run: Path | None = None, replay: Path | None = None) -> "RunSpec":

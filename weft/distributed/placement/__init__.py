@@ -1,7 +1,8 @@
-"""Placement: how data is split among ranks, and gradients exchanged."""
+"""Placement: how data, the optimizer's state and its updates are split among ranks, and gradients exchanged."""
 
-from weft.distributed.placement.all_reduce import AllReduceExchange
 from weft.distributed.placement.data_parallel import DataParallel
+from weft.distributed.placement.exchange import GradientExchange
 from weft.distributed.placement.mesh import MeshGroups
+from weft.distributed.placement.sharded import ShardedState
 
-__all__ = ["AllReduceExchange", "DataParallel", "MeshGroups"]
+__all__ = ["DataParallel", "GradientExchange", "MeshGroups", "ShardedState"]

@@ -1,7 +1,8 @@
-"""Synchronous data parallelism: every rank a replica, all of them equal to the last bit after every step."""
+"""Synchronous data parallelism: replicas that are equal to the last bit after every step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal, final
 
 import torch
@@ -10,13 +11,15 @@ from torch import Tensor
 from weft.distributed.codecs import AbstractCodec, ExactCodec
 from weft.distributed.group.calls import Broadcast
 from weft.distributed.group.group import AbstractGroup
-from weft.distributed.placement.all_reduce import AllReduceExchange
+from weft.distributed.placement.exchange import GradientExchange
+from weft.distributed.placement.reducers import AbstractReducer
 from weft.distributed.placement.statistics import average_statistics
 from weft.graph import GradientSink, State
 from weft.specs import Mesh
 from weft.training.checkpoint import Entry
 from weft.training.layout import SUMMED
 from weft.training.optimizers import OptimizerState
+from weft.training.placement import AbstractPlacement, WholeModel
 from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
 from weft.training.sampling import share
 
@@ -27,13 +30,16 @@ RESIDUAL = "residual/"
 
 @final
 class DataParallel(AbstractReplicas):
-    """One rank of every replica in a group, which averages gradients by all-reduce.
+    """One rank of every replica in a group, which add up their gradients in every step.
 
     Args:
         group: one rank of every replica, in the order of replicas.
         world: all ranks, which stop and save together; by default those of the group.
         buffers: running statistics before an evaluation: averaged ("mean"), or each rank keeps its own ("rank").
         codec: what is sent instead of gradients; by default they are.
+        placement: the part of the model that is this rank's; by default all of it.
+        make_reducer: how sums of gradients come to where the placement needs them, made when the model is known; by
+            default every rank gets every sum.
     """
 
     def __init__(
@@ -44,13 +50,19 @@ class DataParallel(AbstractReplicas):
         mesh: Mesh | None = None,
         buffers: Literal["mean", "rank"] = "mean",
         codec: AbstractCodec | None = None,
+        placement: AbstractPlacement | None = None,
+        make_reducer: Callable[[], AbstractReducer] | None = None,
     ) -> None:
         self._group = group
         self._codec = codec or ExactCodec()
         self._world = world or group
         self._mesh = mesh or Mesh(group.rank, data=group.size)
         self._buffers = buffers
-        self._exchange: AllReduceExchange | None = None
+        self._placement = placement or WholeModel()
+        self._make_reducer = make_reducer
+        self._parameters: Mapping[str, Tensor] = {}
+        self._exchange: GradientExchange | None = None
+        self._spreading = Traffic()
 
     @property
     def mesh(self) -> Mesh:
@@ -61,11 +73,15 @@ class DataParallel(AbstractReplicas):
         return self._group
 
     @property
+    def placement(self) -> AbstractPlacement:
+        return self._placement
+
+    @property
     def is_synchronous(self) -> bool:
         return True
 
     @property
-    def exchange(self) -> AllReduceExchange:
+    def exchange(self) -> GradientExchange:
         assert self._exchange is not None, "join() comes first"
         return self._exchange
 
@@ -74,7 +90,12 @@ class DataParallel(AbstractReplicas):
         tensors = [*model.parameters.values(), *model.buffers.values()]
         for work in [self._group.start(Broadcast(tensor.detach())) for tensor in tensors]:
             work.wait()
-        self._exchange = AllReduceExchange(self._group, model.parameters, self._codec)
+        self._parameters = model.parameters
+        self._placement.owned(model.parameters)
+        reducer = self._make_reducer() if self._make_reducer else None
+        self._exchange = GradientExchange(
+            self._group, model.parameters, self._codec, world=self._world, reducer=reducer
+        )
 
     def next_step(self, step: int) -> int:
         return step
@@ -87,13 +108,20 @@ class DataParallel(AbstractReplicas):
         return self.exchange.add
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
-        return self.exchange.finish(loss, update)
+        total, state = self.exchange.finish(loss, update)
+        began = self._group.clock.now()
+        num_bytes = self._placement.spread(self._parameters)
+        self._spreading = Traffic(self._group.clock.now() - began, 0.0, num_bytes)
+        return total, state
 
     def traffic(self) -> Traffic:
-        return self.exchange.traffic()
+        exchange, after = self.exchange.traffic(), self._spreading
+        return replace(
+            exchange, exposed=exchange.exposed + after.exposed, num_bytes=exchange.num_bytes + after.num_bytes
+        )
 
     def collect(self, state: OptimizerState) -> OptimizerState:
-        """Every rank has the whole of it."""
+        """That of the pieces that are this rank's."""
         return state
 
     def agree_to_stop(self, wish: bool) -> bool:
@@ -112,7 +140,7 @@ class DataParallel(AbstractReplicas):
         pass
 
     def sum(self, tensor: Tensor) -> Tensor:
-        self._group.all_reduce(tensor)
+        self._world.all_reduce(tensor)
         return tensor
 
     def gather(self, tensor: Tensor) -> tuple[Tensor, ...]:

@@ -27,13 +27,13 @@ from weft.distributed.group.dense import as_bytes, make_dense
 from weft.distributed.group.group import AbstractWork
 from weft.distributed.placement.buckets import plan_buckets
 from weft.distributed.placement.cut import cut_evenly, put_together
+from weft.distributed.placement.torch_steps import TorchSteps
 from weft.graph import AbstractExecutor
-from weft.training.checkpoint import Cut, flat
 from weft.training.gradients import joint_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
 from weft.training.placement import AbstractPlacement
 
-__all__ = ["BucketCut", "ShardedState", "cut_buckets"]
+__all__ = ["BucketCut", "ShardedState", "cut_bucket"]
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,10 @@ class ShardedState(AbstractPlacement):
 
     def owned(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if parameters is not self._parameters:
-            self._cut(parameters)
+            if not _are_same(parameters, self._parameters):
+                self._cut(parameters)
+            self._parameters = parameters
         return self._owned
-
-    @property
-    def pieces(self) -> Mapping[str, Piece]:
-        """Those that this rank updates, by name."""
-        return self._pieces
 
     def prepare(
         self, optimizer: AbstractOptimizer, parameters: Mapping[str, Tensor], state: OptimizerState
@@ -105,15 +102,16 @@ class ShardedState(AbstractPlacement):
         self.spread(whole)
         return whole
 
+    def take_over(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
+        TorchSteps(self, optimizer, parameters, {name: self._pieces[name] for name in self.owned(parameters)})
+
     def norm(self, norms: Sequence[Tensor]) -> Tensor:
         square = joint_norm(norms).double().square().reshape(1)
         self._group.all_reduce(square)
         return square.sqrt().squeeze()
 
     @torch.no_grad()
-    def spread(self, tensors: Mapping[str, Tensor]) -> None:
-        """Bring the pieces of trained tensors, each right on its own rank, to all ranks, in place. All ranks call
-        it."""
+    def spread(self, tensors: Mapping[str, Tensor]) -> int:
         if not self._memories:
             self._memories = [self._make_memory(cut) for cut in self.cuts]
         works = [self._start_gather(*pair, tensors) for pair in zip(self.cuts, self._memories, strict=True)]
@@ -121,17 +119,7 @@ class ShardedState(AbstractPlacement):
             work.wait()
             if whole is not None:
                 write(tensors, cut.bucket.unpack(whole))
-
-    def cut_of(self, name: str) -> Cut | None:
-        """This rank's part of a checkpoint's entry: of the optimizer's slots, its pieces."""
-        kind, _, rest = name.partition("/")
-        parameter = self._parameters.get(rest.rpartition("/")[0]) if kind == "slot" else None
-        if parameter is None or parameter.dim() == 0:
-            return None
-        piece = self._pieces.get(rest.rpartition("/")[0])
-        if piece is not None and piece.is_whole(parameter):
-            return None
-        return Cut(tuple(parameter.shape), flat(piece.begin, piece.end) if piece else flat(0, 0))
+        return sum(own.nbytes for own, _ in self._memories)
 
     def whole_state(self, state: OptimizerState) -> OptimizerState:
         slots: dict[str, dict[str, list[tuple[Piece, Tensor]]]] = {name: {} for name in self._parameters}
@@ -154,7 +142,7 @@ class ShardedState(AbstractPlacement):
         # In the model's order, in which an optimizer and its checkpoints have them.
         names = [name for name in parameters if name in self._pieces]
         self._owned = {name: self._pieces[name].of(parameters[name].detach()) for name in names}
-        self._parameters, self._memories = parameters, []
+        self._memories = []
 
     def _make_memory(self, cut: BucketCut) -> tuple[Tensor, Tensor | None]:
         """For this rank's part of a message, and for the message of a bucket that is packed."""
@@ -184,6 +172,11 @@ class ShardedState(AbstractPlacement):
             strict=True,
         )
         return [found for rows_of_rank, data_of_rank in everyone for found in _read_slots(rows_of_rank, data_of_rank)]
+
+
+def _are_same(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
+    """Whether two mappings hold the same objects: an executor may give its parameters in a new one every time."""
+    return tensors.keys() == others.keys() and all(tensor is others[name] for name, tensor in tensors.items())
 
 
 def _is_alone(bucket: Bucket, parameters: Mapping[str, Tensor]) -> bool:

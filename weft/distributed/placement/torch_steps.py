@@ -1,8 +1,8 @@
 """A script's own torch.optim optimizer under a sharded placement: it keeps state for this rank's pieces alone.
 
-    backward       p.grad is whole on every rank: clipping, scaling and looking at it work as they are
-    step           the optimizer sees pieces in the place of parameters, updates them, and keeps their state
-    after it       pieces are gathered, and every rank has the whole model again
+backward       p.grad is whole on every rank: clipping, scaling and looking at it work as they are
+step           the optimizer sees pieces in the place of parameters, updates them, and keeps their state
+after it       pieces are gathered, and every rank has the whole model again
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from weft.distributed.placement.sharded import ShardedState
+from weft.distributed.codecs import Piece
 from weft.errors import PlanError, UsageError
 from weft.training.optimizers.torch_optimizer import scope_of
+from weft.training.placement import AbstractPlacement
 
 __all__ = ["TorchSteps"]
 
@@ -25,11 +26,20 @@ class TorchSteps:
     Outside of `step` the groups of the optimizer hold the model's parameters, so that `zero_grad`, schedulers and
     gradient scalers find what they know.
 
+    Args:
+        pieces: of the parameters, by name, that the placement owns.
+
     Raises:
         PlanError: the optimizer may need whole tensors.
     """
 
-    def __init__(self, placement: ShardedState, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        placement: AbstractPlacement,
+        optimizer: torch.optim.Optimizer,
+        parameters: Mapping[str, Tensor],
+        pieces: Mapping[str, Piece],
+    ) -> None:
         kind = type(optimizer)
         if scope_of(kind) != "element":
             raise PlanError(
@@ -38,9 +48,8 @@ class TorchSteps:
             )
         self._placement = placement
         self._parameters = parameters
-        owned = placement.owned(parameters)
-        self._pieces = {piece.name: piece for piece in placement.pieces}
-        self._leaves = {name: nn.Parameter(piece, parameters[name].requires_grad) for name, piece in owned.items()}
+        self._pieces = pieces
+        self._leaves = {name: nn.Parameter(own) for name, own in placement.owned(parameters).items()}
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._whole: list[list[Any]] = []  # the groups' parameters, while pieces stand in their place
         self._cut_state(optimizer)

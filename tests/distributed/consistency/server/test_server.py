@@ -12,9 +12,9 @@ import torch
 
 from tests.distributed.consistency.server.served import Course, make_parameters, spec_of, work, work_with_a_pause
 from weft.distributed.consistency.server import ServedReplicas, Summary, serve, settings_of
-from weft.distributed.consistency.server.cut import cut_evenly
 from weft.distributed.consistency.server.protocol import InitHeader, PushHeader, Tag
 from weft.distributed.mailbox import AbstractMailbox, LocalTransport, Message
+from weft.distributed.placement.cut import cut_evenly
 from weft.errors import UsageError
 from weft.specs import parse_plan
 

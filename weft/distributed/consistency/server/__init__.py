@@ -1,7 +1,6 @@
 """Parameter servers: shards that workers push to and pull from, each at its own pace."""
 
 from weft.distributed.consistency.server.arrival import Arrival
-from weft.distributed.consistency.server.cut import cut_evenly
 from weft.distributed.consistency.server.decisions import (
     Commit,
     Decision,
@@ -44,7 +43,6 @@ __all__ = [
     "Settings",
     "Shard",
     "Summary",
-    "cut_evenly",
     "make_policy",
     "read_decisions",
     "read_summary",

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from weft.distributed.codecs import Piece, write
-from weft.distributed.consistency.server.cut import cut_evenly, put_together
 from weft.distributed.consistency.server.decisions import Summary
 from weft.distributed.consistency.server.link import ShardLink
 from weft.distributed.consistency.server.protocol import InitHeader, Tag
 from weft.distributed.consistency.server.settings import Settings
 from weft.distributed.mailbox import AbstractMailbox, Message
+from weft.distributed.placement.cut import cut_evenly, put_together
 from weft.errors import PeerLostError
 from weft.graph import State
 from weft.training.optimizers import OptimizerState, Shared

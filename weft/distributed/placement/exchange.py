@@ -1,4 +1,4 @@
-"""Gradients averaged over ranks in buckets, while backward still runs.
+"""Gradients added up over ranks in buckets, while backward still runs.
 
 backward   [layer 3][layer 2][layer 1]
 bucket 0            =====>                       started as soon as its last gradient is there,
@@ -9,6 +9,8 @@ update                                     [..]
     rank r    q(w_r g_r)  --.
                             +--> q( sum_r q(w_r g_r) )     q: the codec's rounding, which `none` has not
     others    ...         --'
+
+Who gets which part of a sum is for a reducer to say (reducers.py).
 """
 
 import math
@@ -19,14 +21,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.codecs import AbstractCodec, Bucket, ExactCodec, ReductionWork
+from weft.distributed.codecs import AbstractCodec, ExactCodec
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.buckets import plan_buckets
+from weft.distributed.placement.reducers import AbstractReducer, AllReducer, PendingSum
 from weft.errors import EncodingError, UsageError
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic, Update
 
-__all__ = ["AllReduceExchange", "BucketTimes"]
+__all__ = ["BucketTimes", "GradientExchange"]
 
 
 @dataclass(frozen=True)
@@ -41,23 +44,34 @@ class BucketTimes:
 
 
 @final
-class AllReduceExchange:
-    """Every rank leaves with the weighted sum of all gradients and makes the same update. One step after another:
-    `begin`, `add` for every gradient as it is ready, `finish`.
+class GradientExchange:
+    """Every rank leaves with the weighted sums of gradients that it updates with: of all, or of its own pieces. One
+    step after another: `begin`, `add` for every gradient as it is ready, `finish`.
 
     A gradient that is None travels as zeros, so that every rank sends the same messages.
 
     Args:
+        group: one rank of every replica.
+        world: all ranks, whose losses are added up; by default those of the group.
         codec: what is sent instead of gradients; by default they are.
+        reducer: by default every rank gets every sum.
     """
 
     def __init__(
-        self, group: AbstractGroup, parameters: Mapping[str, Tensor], codec: AbstractCodec | None = None
+        self,
+        group: AbstractGroup,
+        parameters: Mapping[str, Tensor],
+        codec: AbstractCodec | None = None,
+        *,
+        world: AbstractGroup | None = None,
+        reducer: AbstractReducer | None = None,
     ) -> None:
         self._group = group
+        self._world = world or group
         self._codec = codec or ExactCodec()
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self._buckets = plan_buckets(self._parameters)
+        self._reducer = reducer or AllReducer(group, self._codec, self._buckets)
         self._bucket_of = {name: i for i, bucket in enumerate(self._buckets) for name in bucket.names}
         self._packed = [b.make_memory(group.empty) if len(b.pieces) > 1 else None for b in self._buckets]
         self._encoded = [self._codec.make_memory(bucket, group.empty) for bucket in self._buckets]
@@ -71,7 +85,7 @@ class AllReduceExchange:
         self._gradients: dict[str, Tensor | None] = {}
         self._missing = [len(bucket.names) for bucket in self._buckets]
         self._num_bytes = 0
-        self._works: list[tuple[ReductionWork, float]] = []
+        self._works: list[tuple[PendingSum, float]] = []
         self._unfit: dict[str, EncodingError] = {}  # by parameter
         self._ends: list[float] = []
 
@@ -88,7 +102,8 @@ class AllReduceExchange:
         return total, update.apply(sums) if math.isfinite(total) else update.state
 
     def wait(self, loss: float = 0.0) -> tuple[float, dict[str, Tensor | None]]:
-        """The sums of all losses and gradients; None for a parameter that had no part in any rank's loss.
+        """The sum of all losses, and those of gradients that come to this rank; None for a parameter that had no part
+        in any rank's loss.
 
         Raises:
             EncodingError: on all ranks, if a value of one did not fit.
@@ -102,7 +117,7 @@ class AllReduceExchange:
         self._exposed = self._group.clock.now() - waited
         if unfit and math.isfinite(total):
             raise self._unfit.get(unfit[0]) or EncodingError(_text_of_unfit(unfit[0]), unfit[0])
-        return total, {name: sums[name] if is_present[name] else None for name in self._parameters}
+        return total, {name: sums[name] if is_present[name] else None for name in self._parameters if name in sums}
 
     def traffic(self) -> Traffic:
         """Buckets that travel side by side count once; the loss is waited for like a bucket."""
@@ -123,8 +138,8 @@ class AllReduceExchange:
         sent = self._encode(index, message)
         self._num_bytes += sent.nbytes
         started = self._group.clock.now()
-        reduction = codec.reduce(bucket, sent, size, "mean" if is_mean else "sum", out=message)
-        self._works.append((ReductionWork(self._group, reduction), started))
+        pending = self._reducer.start(index, sent, "mean" if is_mean else "sum", message)
+        self._works.append((pending, started))
 
     def _encode(self, index: int, message: Tensor) -> Tensor:
         """A message with a value that does not fit is sent all the same, as the others wait for one: all are told."""
@@ -148,6 +163,10 @@ class AllReduceExchange:
         report = torch.tensor([loss, *numbers], dtype=torch.float64)
         self._group.all_reduce(report)
         total, *counts = report.tolist()
+        if self._world is not self._group:
+            losses = torch.tensor([loss], dtype=torch.float64)
+            self._world.all_reduce(losses)
+            total = losses.item()
         is_present = {name: count > 0 for name, count in zip(names, counts, strict=False)}
         return total, is_present, [n for n, count in zip(names, counts[len(names) :], strict=False) if count]
 
@@ -163,7 +182,7 @@ class AllReduceExchange:
             total = work.wait()
             ended = self._ends[index] if index < len(self._ends) else self._group.clock.now()
             self.spans.append(BucketTimes(index, started, waited, ended))
-            sums |= _unpacked(self._buckets[index], total)
+            sums |= self._reducer.unpack(index, total)
         return sums
 
     def _dense(self, name: str) -> Tensor:
@@ -177,11 +196,6 @@ class AllReduceExchange:
 
 def _text_of_unfit(name: str) -> str:
     return f"value of another rank does not fit ({name}); use compress=bf16, or none"
-
-
-def _unpacked(bucket: Bucket, total: Tensor) -> dict[str, Tensor]:
-    """By name; a tensor that travelled alone is itself, not a view: whoever gave it knows it again."""
-    return {bucket.names[0]: total} if len(bucket.pieces) == 1 else bucket.unpack(total)
 
 
 def _covered(intervals: list[tuple[float, float]]) -> float:

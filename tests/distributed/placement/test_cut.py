@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.distributed.codecs import Piece
-from weft.distributed.consistency.server.cut import ALIGNMENT, cut_evenly, put_together
+from weft.distributed.placement.cut import ALIGNMENT, cut_evenly, put_together
 from weft.training.optimizers import OPTIMIZERS
 
 shapes = st.lists(st.lists(st.integers(0, 40), min_size=0, max_size=3).map(tuple), min_size=1, max_size=6)
