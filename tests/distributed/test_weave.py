@@ -14,7 +14,7 @@ from tests.distributed.woven import Script, run_in_turn
 from tests.processes.ranks import run_processes
 from weft.distributed.group import AbstractGroup
 from weft.distributed.place import Launch, launched
-from weft.distributed.placement import DataParallel, all_reduce
+from weft.distributed.placement import DataParallel, exchange
 from weft.distributed.placement.buckets import plan_buckets
 from weft.distributed.virtual import run_virtual
 from weft.distributed.weave import GradientHooks, SharedLoader, weave
@@ -70,6 +70,9 @@ SCRIPTS = {
     "two samples left for the last batch": Script(num_samples=18),
     "own generator": Script(has_generator=True),
     "ring": Script(plan="data topology=ring"),
+    "sharded": Script(plan="shard"),
+    "sharded, accumulation, clipping": Script(plan="shard", accumulate=2, clip_norm=0.05),
+    "sharded, Adagrad, which has state from the start": Script(plan="shard", optimizer="Adagrad"),
 }
 
 
@@ -117,6 +120,39 @@ def test_ranks_begin_with_the_weights_and_buffers_of_rank_0(on_ranks: OnRanks) -
     assert on_ranks(script, 3) == [[2.0, 4.0, 6.0, 8.0, 5]] * 3
 
 
+# ---- sharded state
+
+
+def test_the_state_of_a_sharded_script_is_of_pieces(on_ranks: OnRanks) -> None:
+    def script() -> tuple[int, int]:
+        model = nn.Linear(64, 8)
+        optimizer = torch.optim.Adam(model.parameters())
+        weave(model, optimizer, DataLoader(TensorDataset(torch.zeros(4, 64)), 2), plan="shard=2")
+        model(torch.ones(1, 64)).sum().backward()
+        optimizer.step()
+        moments = [state["exp_avg"].numel() for state in optimizer.state.values()]
+        return sum(moments), sum(parameter.numel() for group in optimizer.param_groups for parameter in group["params"])
+
+    found = on_ranks(script, 2)
+    assert [whole for _, whole in found] == [64 * 8 + 8] * 2  # outside of a step groups hold the model's parameters
+    assert sum(own for own, _ in found) == 64 * 8 + 8
+    assert max(own for own, _ in found) < 0.6 * (64 * 8 + 8)
+
+
+def test_a_sharded_optimizer_refuses_its_state_dict_and_whole_tensors(on_ranks: OnRanks) -> None:
+    def script() -> None:
+        model = nn.Linear(4, 4)
+        loader = DataLoader(TensorDataset(torch.zeros(4, 4)), 2)
+        optimizer = torch.optim.Adam(model.parameters())
+        weave(model, optimizer, loader, plan="shard")
+        with pytest.raises(UsageError, match="lies in pieces on several ranks"):
+            optimizer.state_dict()
+        with pytest.raises(PlanError, match="may need whole tensors.*Adafactor"):
+            weave(model, torch.optim.Adafactor(model.parameters()), loader, plan="shard")
+
+    on_ranks(script, 2)
+
+
 # ---- real processes
 
 
@@ -128,6 +164,7 @@ def test_two_processes_give_what_one_gives() -> None:
         {**both, "num_workers": 0},
         {**both, "num_workers": 2},
         {"is_exact": True, "epochs": 1},
+        {"plan": "shard", "clip_norm": 0.05, "optimizer": "AdamW"},
     ]
     alone = run_in_turn(scripts)
     first, second = run_processes("tests.distributed.woven:run_in_turn", 2, scripts=scripts)
@@ -161,7 +198,7 @@ def hook(group: AbstractGroup, model: nn.Module, weight: float) -> GradientHooks
 
 def test_two_gradients_in_one_piece_of_memory_are_averaged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # Regression: large gradients are averaged in place, and these were averaged twice.
-    monkeypatch.setattr(all_reduce, "plan_buckets", lambda parameters: plan_buckets(parameters, 1))
+    monkeypatch.setattr(exchange, "plan_buckets", lambda parameters: plan_buckets(parameters, 1))
     plain = Sum()
     plain().square().sum().backward()
     assert plain.a.grad is not None and plain.b.grad is not None

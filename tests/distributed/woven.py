@@ -40,12 +40,14 @@ class Script:
     is_exact: bool = False  # whole numbers in float64, so that no sum is ever rounded
     has_generator: bool = False
     plan: str = "data"
+    optimizer: str = "SGD"
 
     def run(self) -> dict[str, list[float]]:
         """The parameters in the end, flat, and the loss of every step."""
         torch.manual_seed(4)
         model = self._model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=2**-4, momentum=0.5)
+        options = {"momentum": 0.5} if self.optimizer == "SGD" else {}
+        optimizer = getattr(torch.optim, self.optimizer)(model.parameters(), lr=2**-4, **options)
         model, optimizer, loader = weave(model, optimizer, self._loader(), plan=self.plan)
         num_batches = 0
         for _ in range(self.epochs):

@@ -29,6 +29,7 @@ from weft.training.checkpoint import Entry
 from weft.training.component import Component
 from weft.training.datasets import Splits, splits_from_arrays
 from weft.training.optimizers import OptimizerState
+from weft.training.placement import AbstractPlacement
 from weft.training.recipe import Fixed, Mutable, Recipe
 from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
 from weft.training.sampling import share
@@ -156,6 +157,10 @@ class Faulty(AbstractReplicas):
     @property
     def mesh(self) -> Mesh:
         return self.inner.mesh
+
+    @property
+    def placement(self) -> AbstractPlacement:
+        return self.inner.placement
 
     @property
     def is_synchronous(self) -> bool:

@@ -14,6 +14,7 @@ from weft.training.checkpoint import Entry
 from weft.training.events import EvaluationEnded, EvaluationStarted
 from weft.training.loop import train
 from weft.training.optimizers import OptimizerState
+from weft.training.placement import AbstractPlacement, WholeModel
 from weft.training.replicas import AbstractReplicas, Consensus, SoloReplicas, Traffic, Update
 
 
@@ -28,6 +29,10 @@ class Worker(AbstractReplicas):
     @property
     def mesh(self) -> Mesh:
         return Mesh(1, data=2)
+
+    @property
+    def placement(self) -> AbstractPlacement:
+        return WholeModel()
 
     @property
     def is_synchronous(self) -> bool:

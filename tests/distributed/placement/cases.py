@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.group.calls import AllReduce, Call, Reduce
+from weft.distributed.group.calls import AllReduce, Call, Reduce, ReduceScatter
 from weft.distributed.group.group import AbstractGroup, AbstractWork, DoneWork
 from weft.distributed.placement import GradientExchange
 from weft.training.optimizers import SGD, AbstractOptimizer, Optimizer, OptimizerState
@@ -62,14 +62,14 @@ def run_step(
 
 @final
 class RankOrderGroup(AbstractGroup):
-    """Wraps a group: both reductions sum ((x0 + x1) + x2) + ..., as the kinds that reduce by themselves do."""
+    """Wraps a group: all reductions sum ((x0 + x1) + x2) + ..., as the kinds that reduce by themselves do."""
 
     def __init__(self, inner: AbstractGroup) -> None:
         super().__init__(inner.rank, inner.size, clock=inner.clock, generation=inner.generation)
         self._inner = inner
 
     def start(self, call: Call) -> AbstractWork:
-        if not isinstance(call, AllReduce | Reduce):
+        if not isinstance(call, AllReduce | Reduce | ReduceScatter):
             return self._inner.start(call)
         everyone = call.tensor.new_empty((self.size, *call.tensor.shape))
         self._inner.all_gather(everyone, call.tensor.unsqueeze(0))
@@ -78,7 +78,10 @@ class RankOrderGroup(AbstractGroup):
             total += tensor
         if call.op == "mean":
             total /= self.size
-        if isinstance(call, AllReduce) or call.root == self.rank:
+        if isinstance(call, ReduceScatter):
+            begin = self.rank * len(call.output) if call.sizes is None else sum(call.sizes[: self.rank])
+            call.output.copy_(total[begin : begin + len(call.output)])
+        elif isinstance(call, AllReduce) or call.root == self.rank:
             call.tensor.copy_(total)
         return DoneWork()
 

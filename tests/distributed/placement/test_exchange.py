@@ -12,7 +12,7 @@ from tests.distributed.placement.cases import gradients_of_rank, make_parameters
 from weft.distributed.collectives import AlgorithmChoice
 from weft.distributed.group import AbstractGroup, RecordingGroup
 from weft.distributed.placement import GradientExchange
-from weft.distributed.placement import all_reduce as module
+from weft.distributed.placement import exchange as module
 from weft.distributed.placement.buckets import plan_buckets
 from weft.distributed.virtual import run_virtual
 from weft.graph import EagerExecutor

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from weft.training.component import Component, build
-from weft.training.optimizers import OPTIMIZERS, AbstractOptimizer, Optimizer, OptimizerState, Shared, TorchOptimizer
+from weft.training.optimizers import (
+    OPTIMIZERS,
+    AbstractOptimizer,
+    Optimizer,
+    OptimizerState,
+    Scope,
+    Shared,
+    TorchOptimizer,
+)
 
 Make = Callable[[], AbstractOptimizer]
 
@@ -83,6 +91,10 @@ class Forgetful(AbstractOptimizer):
     @property
     def lr(self) -> float:
         return self._inner.lr
+
+    @property
+    def scope(self) -> Scope:
+        return self._inner.scope
 
     def init(self, parameters: Mapping[str, Tensor]) -> OptimizerState:
         self._state = self._inner.init(parameters)

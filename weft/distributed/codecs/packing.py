@@ -40,7 +40,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Pieces of tensors of one type that travel as one message, at most one piece of each tensor.
+    """Pieces of tensors of one type that travel as one message, at most one piece of each tensor; there may be none,
+    where a message is cut into parts.
 
     Args:
         shapes: of the pieces; that of its tensor for one that is the whole.
@@ -82,7 +83,7 @@ class Bucket:
         if into is None:
             assert len(parts) == 1, "several pieces need memory to be packed into"
             return parts[0].contiguous()
-        return torch.cat([part.reshape(-1) for part in parts], out=into)
+        return torch.cat([part.reshape(-1) for part in parts], out=into) if parts else into
 
     def unpack(self, message: Tensor) -> dict[str, Tensor]:
         """The pieces in a message, as views of it, by name."""

@@ -15,7 +15,6 @@ from weft.distributed.consistency.server import (
     Commit,
     ServedReplicas,
     Settings,
-    cut_evenly,
     read_decisions,
     serve,
     settings_of,
@@ -23,6 +22,7 @@ from weft.distributed.consistency.server import (
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.faulty import Kill
 from weft.distributed.mailbox import VirtualMailbox
+from weft.distributed.placement.cut import cut_evenly
 from weft.distributed.virtual import run_virtual
 from weft.graph import State
 from weft.planning.plan_cost import plan_cost

@@ -18,12 +18,12 @@ from weft.distributed.consistency.server import (
     Drop,
     Settings,
     Shard,
-    cut_evenly,
     read_decisions,
 )
 from weft.distributed.consistency.server.settings import may_cut
 from weft.distributed.consistency.server.shard_run import ShardRun
 from weft.distributed.group.faulty import Delay, Kill
+from weft.distributed.placement.cut import cut_evenly
 from weft.errors import CorruptFileError
 from weft.proving.gradient_equations import Computed, Setup, follow_gradients
 from weft.proving.proof import clone

@@ -16,12 +16,12 @@ from weft.distributed.consistency.server import (
     Decision,
     JoinPolicy,
     Release,
-    cut_evenly,
     host,
     read_decisions,
 )
 from weft.distributed.group.faulty import Kill
 from weft.distributed.mailbox import Duplicate
+from weft.distributed.placement.cut import cut_evenly
 from weft.planning.cluster import Link
 from weft.planning.network import LinkSchedule, NetworkModel
 from weft.planning.plan_cost import plan_cost
