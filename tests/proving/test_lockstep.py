@@ -25,7 +25,7 @@ from weft.proving.proof import Proof, Trace
 from weft.recipes import digits_cnn, digits_mlp, pydoc_gpt, pydoc_lstm
 from weft.specs import Mesh
 from weft.training.build import build_splits
-from weft.training.checkpoint import Entry
+from weft.training.checkpoint import Cut, Entry
 from weft.training.component import Component
 from weft.training.datasets import Splits, splits_from_arrays
 from weft.training.optimizers import OptimizerState
@@ -199,6 +199,9 @@ class Faulty(AbstractReplicas):
 
     def use_consensus(self, model: State) -> AbstractContextManager[Consensus]:
         return self.inner.use_consensus(model)
+
+    def cut_of(self, name: str) -> Cut | None:
+        return self.inner.cut_of(name)
 
     def memory(self) -> Mapping[str, Entry]:
         return self.inner.memory()

@@ -70,6 +70,9 @@ class Worker(AbstractReplicas):
     def collect(self, state: OptimizerState) -> OptimizerState:
         raise AssertionError("collective")
 
+    def cut_of(self, name: str) -> None:
+        raise AssertionError("there is no checkpoint")
+
     def use_consensus(self, model: State) -> AbstractContextManager[Consensus]:
         return nullcontext(Consensus(None))
 

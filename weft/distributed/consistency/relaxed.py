@@ -15,7 +15,6 @@ from weft.graph import GradientSink, State
 from weft.specs import Mesh
 from weft.training.checkpoint import Entry
 from weft.training.gradients import use_point
-from weft.training.layout import PER_RANK
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
 
@@ -131,6 +130,9 @@ class RelaxedReplicas(AbstractReplicas):
         """Every rank has a whole one of its own; a checkpoint holds them all."""
         return state
 
+    def cut_of(self, name: str) -> None:
+        return None
+
     @contextmanager
     def use_consensus(self, model: State) -> Iterator[Consensus]:
         self._agreement.settle()
@@ -146,10 +148,7 @@ class RelaxedReplicas(AbstractReplicas):
         return math.sqrt(float(self.sum(torch.stack(own).sum().reshape(1))) / self.mesh.num_replicas)
 
     def memory(self) -> Mapping[str, Entry]:
-        return {
-            name: Entry(layout, self.gather(tensor) if layout == PER_RANK else (tensor,))
-            for name, (layout, tensor) in self._scheme.memory().items()
-        }
+        return {name: Entry(tensor, kind) for name, (kind, tensor) in self._scheme.memory().items()}
 
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
         self._step = step

@@ -86,8 +86,10 @@ class DataParallel(AbstractReplicas):
         return self.exchange.traffic()
 
     def collect(self, state: OptimizerState) -> OptimizerState:
-        """Every rank has the whole of it."""
         return state
+
+    def cut_of(self, name: str) -> None:
+        """Every rank has the whole of everything."""
 
     def agree_to_stop(self, wish: bool) -> bool:
         return self._any(wish)
@@ -109,8 +111,8 @@ class DataParallel(AbstractReplicas):
         return tensor
 
     def gather(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        output = tensor.new_empty((self._group.size, *tensor.shape))
-        self._group.all_gather(output, tensor.unsqueeze(0))
+        output = tensor.new_empty((self._world.size, *tensor.shape))
+        self._world.all_gather(output, tensor.unsqueeze(0))
         return tuple(output)
 
     @contextmanager

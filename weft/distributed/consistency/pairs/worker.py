@@ -302,6 +302,9 @@ class GossipReplicas(AbstractReplicas):
         self._shared.note(Mean(number, tuple(copies)))
         return copies
 
+    def cut_of(self, name: str) -> None:
+        return None
+
     def memory(self) -> Mapping[str, Entry]:
         return {}
 

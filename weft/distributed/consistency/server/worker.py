@@ -16,7 +16,6 @@ from weft.graph import GradientSink, State
 from weft.specs import Mesh
 from weft.training.checkpoint import Entry
 from weft.training.gradients import use_point
-from weft.training.layout import REPLICATED
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import AbstractReplicas, Consensus, SoloReplicas, Traffic, Update
 from weft.training.sampling import share
@@ -152,11 +151,14 @@ class ServedReplicas(AbstractReplicas):
         is_asking = self.is_synchronous or self.mesh.rank == 0
         return self._session.fetch_state(state) if self._settings.form == "gradient" and is_asking else state
 
+    def cut_of(self, name: str) -> None:
+        return None
+
     def memory(self) -> Mapping[str, Entry]:
         """The centre, in place of rank 0's own weights: with any plan a run goes on from it."""
         if self._session.places is self._session.parameters:
             return {}
-        return {f"parameter/{name}": Entry(REPLICATED, (tensor,)) for name, tensor in self._session.places.items()}
+        return {f"parameter/{name}": Entry(tensor) for name, tensor in self._session.places.items()}
 
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
         """Rank 0 begins again, from the weights and the optimizer state of the checkpoint; so do the servers."""
@@ -165,6 +167,6 @@ class ServedReplicas(AbstractReplicas):
             for key, entry in entries.items():
                 if key.startswith("slot/"):
                     name, _, slot = key.removeprefix("slot/").rpartition("/")
-                    slots.setdefault(name, {})[slot] = entry.parts[0]
-        self._session.begin_again(step, slots, int(entries["optimizer/step"].parts[0]))
+                    slots.setdefault(name, {})[slot] = entry.tensor
+        self._session.begin_again(step, slots, int(entries["optimizer/step"].tensor))
         self._steps.start()
