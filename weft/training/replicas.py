@@ -221,7 +221,7 @@ class SoloReplicas(AbstractReplicas):
     def collect(self, state: OptimizerState) -> OptimizerState:
         return state
 
-    def cut_of(self, name: str) -> None:
+    def cut_of(self, name: str) -> Cut | None:
         return None
 
     def use_consensus(self, model: State) -> AbstractContextManager[Consensus]:

@@ -125,7 +125,7 @@ def read_index(folder: Path) -> Index:
     try:
         rows = {name: row_from(name, facts) for name, facts in content["entries"].items()}
         return Index(content["step"], decode_json(content["progress"]), rows, content.get("files", {}))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise CorruptFileError(f"checkpoint index is not one ({file}: {error!r})") from error
 
 

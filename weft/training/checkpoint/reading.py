@@ -17,7 +17,7 @@ from weft.training.checkpoint.entry import ALONE, Entry, Ranks, Snapshot, mean_o
 from weft.training.checkpoint.index import Chunk, Index, Row, read_index, sha256_of
 from weft.training.checkpoint.part import Part, copy_overlaps, overlaps, whole
 
-__all__ = ["checkpoints_in", "latest_checkpoint", "read_checkpoint"]
+__all__ = ["ChunkReader", "checkpoints_in", "latest_checkpoint", "read_checkpoint"]
 
 _FOLDER = re.compile(r"step-(\d{10})")
 
@@ -64,7 +64,7 @@ def latest_checkpoint(folder: Path | None, on_damage: Callable[[str], None], ran
             on_damage(text)
         if isinstance(found, Snapshot) and not damage:
             return found
-    _agree(-1, "", ranks)  # a rank that sees another one hears that this one sees none
+    _agree(None, "", ranks)  # a rank that sees one hears that this one does not
     if candidates:
         raise CorruptFileError(f"no checkpoint is whole (looked at: {len(candidates)} in {folder}); start a new run")
     return None
@@ -78,7 +78,7 @@ def _try(path: Path, ranks: Ranks) -> Snapshot | str:
         return str(error)
 
 
-def _agree(step: int, damage: str, ranks: Ranks) -> list[str]:
+def _agree(step: int | None, damage: str, ranks: Ranks) -> list[str]:
     """Every damage that some rank met in the checkpoint that all of them look at."""
     said: list[dict[str, Any]] = ranks.gather_json({"step": step, "damage": damage})
     steps = [one["step"] for one in said]
