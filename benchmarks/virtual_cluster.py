@@ -30,6 +30,7 @@ from weft.atomic import write_json
 from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.collectives import probe
 from weft.distributed.place import Kind, find_launch, open_group
+from weft.distributed.placement import MeshGroups
 from weft.engines.local import run_ranks
 from weft.engines.rank_program import RankProgram
 from weft.planning.cluster import Link
@@ -77,7 +78,8 @@ def measure_rank(recipe: dict[str, Any], kind: Kind, num_rounds: int) -> list[di
     splits = build_splits(chosen)
     group = open_group(find_launch(), kind)
     try:
-        replicas = replicas_in(group, chosen.mutable.plan)
+        plan = chosen.mutable.plan
+        replicas = replicas_in(MeshGroups(group, plan.mesh(group.rank)), plan)
         task, state = build_task(chosen, splits, 0, replicas)
         replicas.join(state.model)
         rounds = []

@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.errors import StorageError
 
-__all__ = ["use_new_folder", "write_bytes", "write_json", "write_text"]
+__all__ = ["storage_error", "sync", "use_new_folder", "write_bytes", "write_json", "write_text"]
 
 
 def write_text(path: Path, text: str) -> None:
@@ -29,12 +29,12 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except BaseException as error:
         with suppress(OSError):
             scratch.unlink()
         if isinstance(error, OSError):
-            raise _storage_error(path, error) from error
+            raise storage_error(path, error) from error
         raise
 
 
@@ -52,28 +52,19 @@ def use_new_folder(path: Path) -> Iterator[Path]:
         yield scratch
         for file in scratch.rglob("*"):
             if file.is_file():
-                _sync(file)
-        sync_folder(scratch)
+                sync(file)
+        sync(scratch)
         os.replace(scratch, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except BaseException as error:
         shutil.rmtree(scratch, ignore_errors=True)
         if isinstance(error, OSError):
-            raise _storage_error(path, error) from error
+            raise storage_error(path, error) from error
         raise
 
 
-def sync_folder(path: Path) -> None:
-    """Make a rename in this folder survive a power cut."""
-    _sync(path)
-
-
-def _scratch_path(path: Path) -> Path:
-    # Made by hand because tempfile would make it readable by its owner only, and so would be what it is renamed to.
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-
-
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Make a file survive a power cut; of a folder, what was renamed in it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -81,6 +72,12 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _storage_error(path: Path, error: OSError) -> StorageError:
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """The error for a user, for one of the system."""
     reason = error.strerror or str(error)
     return StorageError(f"file could not be written ({path}: {reason}); free space or choose another --out")
+
+
+def _scratch_path(path: Path) -> Path:
+    # Made by hand because tempfile would make it readable by its owner only, and so would be what it is renamed to.
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")

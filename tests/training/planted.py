@@ -137,7 +137,7 @@ def ignore(_: object) -> None:
 
 def hash_of(state: TrainingState) -> str:
     """Everything that must be the same to the bit."""
-    return hash_tensors({name: entry.parts[0] for name, entry in take_snapshot(state, {}).entries.items()})
+    return hash_tensors({name: entry.tensor for name, entry in take_snapshot(state, {}).entries.items()})
 
 
 def run_tiny(task: Task, state: TrainingState, *listeners: Listener, history: History | None = None) -> TrainingState:

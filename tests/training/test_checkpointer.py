@@ -32,7 +32,7 @@ def steps_written(
     """Which of ten steps were written, and the checkpointer after them."""
     written: list[int] = []
     monkeypatch.setattr(
-        "weft.training.checkpointer.write_checkpoint", lambda _, snapshot: written.append(snapshot.step)
+        "weft.training.checkpointer.write_checkpoint", lambda _, snapshot, ranks: written.append(snapshot.step)
     )
     clock, state = Clock(), build_tiny()[1]
     checkpointer = Checkpointer(folder, mutable, dict, clock=clock)

@@ -218,7 +218,7 @@ def test_a_full_disk_ends_training_with_its_name(tmp_path: Path, monkeypatch: py
 
     recipe = tiny(checkpoint_steps=2)
     folder = create_run_folder(tmp_path / "run", "run")
-    monkeypatch.setattr("weft.training.checkpoint.save_file", full)
+    monkeypatch.setattr("weft.training.checkpoint.writing.save_file", full)
     with pytest.raises(StorageError, match="No space left"):
         run_recipe(recipe, folder=folder, seeds=(0,))
     assert read_record(tmp_path / "run").repetitions[0].status == "running"

@@ -1,22 +1,23 @@
 """The state of a training as named tensors, and back."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.training.checkpoint.meeting import save_on
 from tests.training.planted import StopAt, build_tiny, ignore
 from weft.errors import CorruptFileError
-from weft.training.checkpoint import Entry, Snapshot
+from weft.specs import Mesh
+from weft.training.checkpoint import Entry, Kind, Ranks, Snapshot, read_checkpoint
 from weft.training.events import StepEnded
-from weft.training.layout import AVERAGED, PER_RANK, REPLICATED
 from weft.training.loop import TrainingState, train
 from weft.training.optimizers import Adam, Optimizer
-from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.sampling import SamplerState
-from weft.training.snapshot import fit_to_replicas, restore, take_snapshot
+from weft.training.snapshot import restore, take_snapshot
 
 
 def trained(**options: Any) -> TrainingState:
@@ -24,7 +25,7 @@ def trained(**options: Any) -> TrainingState:
     return train(task, state, emit=StopAt(StepEnded, 2), save=ignore)[0]
 
 
-def test_the_names_and_layouts_of_a_checkpoint() -> None:
+def test_the_names_and_kinds_of_a_checkpoint() -> None:
     # Every later level reads and extends these names.
     snapshot = take_snapshot(trained(), {"started": 5.0})
     layers = ("0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias")
@@ -37,7 +38,7 @@ def test_the_names_and_layouts_of_a_checkpoint() -> None:
         "optimizer/step",
         "random",
     }
-    assert {name for name, entry in snapshot.entries.items() if entry.layout == PER_RANK} == {"random"}
+    assert {name for name, entry in snapshot.entries.items() if entry.kind == "own"} == {"random"}
     assert snapshot.step == 2
     assert snapshot.progress == {
         "samples": 8,
@@ -56,7 +57,7 @@ def test_restored_state_is_the_state_that_was_taken() -> None:
     after = restore(fresh, take_snapshot(before, {}))
     found, expected = take_snapshot(after, {}), take_snapshot(before, {})
     assert found.entries.keys() == expected.entries.keys()
-    assert all(torch.equal(e.parts[0], expected.entries[n].parts[0]) for n, e in found.entries.items())
+    assert all(torch.equal(e.tensor, expected.entries[n].tensor) for n, e in found.entries.items())
     assert (found.step, found.progress) == (expected.step, expected.progress)
     assert after.sampler == SamplerState(0, 8) and after.target_met
 
@@ -98,7 +99,7 @@ def test_entry_of_another_shape() -> None:
         return nn.Linear(3, 1)
 
     snapshot = take_snapshot(trained(module=narrow), {})
-    wide = Entry(REPLICATED, (torch.ones(1, 1),))  # would be broadcast without a word
+    wide = Entry(torch.ones(1, 1))  # would be broadcast without a word
     with pytest.raises(CorruptFileError, match=r"another shape \(parameter/weight: \(1, 1\), model: \(1, 3\)\)"):
         restore(build_tiny(module=narrow)[1], replace(snapshot, entries={**snapshot.entries, "parameter/weight": wide}))
 
@@ -106,37 +107,66 @@ def test_entry_of_another_shape() -> None:
 @pytest.mark.parametrize("name", ["parameter/5.weight", "buffer/spare"])
 def test_entry_that_the_model_lacks(name: str) -> None:
     snapshot = take_snapshot(trained(), {})
-    entries = {**snapshot.entries, name: Entry(REPLICATED, (torch.ones(1),))}
+    entries = {**snapshot.entries, name: Entry(torch.ones(1))}
     with pytest.raises(CorruptFileError, match=rf"entry that the model lacks \({name}\)"):
         restore(build_tiny()[1], replace(snapshot, entries=entries))
 
 
-class Apart(SoloReplicas):  # type: ignore[misc]
-    """Ranks with weights of their own, as far as a checkpoint knows."""
-
-    consistency = "local(steps=2)"
+# ---- ranks that each have weights of their own
 
 
-OF_TWO_RANKS = {
-    "parameter/w": Entry(AVERAGED, (torch.tensor([0.0]), torch.tensor([3.0]))),
-    "slot/w/count": Entry(AVERAGED, (torch.tensor(4), torch.tensor(4))),
-    "random": Entry(PER_RANK, (torch.tensor(5), torch.tensor(6))),
-    "local/round": Entry(PER_RANK, (torch.tensor(7), torch.tensor(8))),
+OF_TWO_RANKS: dict[str, tuple[Kind, float, float]] = {
+    "parameter/w": ("mean", 0.0, 3.0),
+    "slot/w/count": ("mean", 4, 4),
+    "buffer/statistics": ("mean", 1.0, 2.0),
+    "random": ("own", 5, 6),
+    "local/round": ("own", 7, 8),
 }
 
 
-def entries_for(replicas: AbstractReplicas, **progress: str | None) -> dict[str, list[float]]:
-    fitted = fit_to_replicas(Snapshot(1, OF_TWO_RANKS, progress), replicas).entries
-    return {name: [part.item() for part in entry.parts] for name, entry in fitted.items()}
+def found_by(folder: Path, rank: int, size: int, own: str | None, **progress: str | None) -> dict[str, float]:
+    """What one of so many ranks finds of what two ranks saved."""
+
+    def snapshot_of(rank: int) -> Snapshot:
+        entries = {name: Entry(torch.tensor(own[rank]), kind) for name, (kind, *own) in OF_TWO_RANKS.items()}
+        return Snapshot(1, entries, dict(progress))
+
+    path = save_on(2, folder, snapshot_of)
+    found = read_checkpoint(path, Ranks(Mesh(rank, data=size), consistency=own))
+    assert found.unfit == OF_TWO_RANKS.keys() - found.entries.keys()
+    return {name: entry.tensor.item() for name, entry in found.entries.items()}
 
 
 @pytest.mark.parametrize("progress", [{"consistency": "local(steps=2)"}, {}], ids=["same", "not said"])
-def test_ranks_with_the_consistency_of_a_checkpoint_get_what_was_their_own(progress: dict[str, str]) -> None:
-    found = entries_for(Apart(), **progress)
-    assert found == {"parameter/w": [0, 3], "slot/w/count": [4, 4], "random": [5, 6], "local/round": [7, 8]}
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_with_the_consistency_of_a_checkpoint_get_what_was_their_own(
+    tmp_path: Path, progress: dict[str, str], rank: int
+) -> None:
+    found = found_by(tmp_path, rank, 2, "local(steps=2)", **progress)
+    assert found == {name: own[rank] for name, (_, *own) in OF_TWO_RANKS.items()}
 
 
-def test_ranks_with_another_consistency_get_the_mean_and_keep_their_randomness() -> None:
-    mean = {"parameter/w": [1.5], "slot/w/count": [4], "random": [5, 6]}
-    assert entries_for(SoloReplicas(), consistency="local(steps=2)") == entries_for(SoloReplicas()) == mean
-    assert entries_for(Apart(), consistency="gossip(graph=ring)") == entries_for(Apart(), consistency=None) == mean
+@pytest.mark.parametrize(
+    ("consistency", "progress"),
+    [
+        (None, {"consistency": "local(steps=2)"}),
+        (None, {}),
+        ("local(steps=2)", {"consistency": "gossip(graph=ring)"}),
+        ("local(steps=2)", {"consistency": None}),
+    ],
+)
+def test_ranks_with_another_consistency_get_the_mean_and_keep_randomness_and_statistics(
+    tmp_path: Path, consistency: str | None, progress: dict[str, str | None]
+) -> None:
+    found = found_by(tmp_path, 1, 2, consistency, **progress)
+    assert found == {"parameter/w": 1.5, "slot/w/count": 4, "buffer/statistics": 2.0, "random": 6}
+
+
+def test_a_rank_more_gets_the_means_and_begins_afresh_where_it_has_no_own(tmp_path: Path) -> None:
+    found = found_by(tmp_path, 2, 3, "local(steps=2)", consistency="local(steps=2)")
+    assert found == {"parameter/w": 1.5, "slot/w/count": 4, "buffer/statistics": 1.5}
+    fresh = build_tiny()[1]
+    snapshot = take_snapshot(trained(), {})
+    entries = {name: entry for name, entry in snapshot.entries.items() if name != "random"}
+    after = restore(fresh, replace(snapshot, entries=entries, unfit=frozenset({"random"})))
+    assert torch.equal(after.model.random, fresh.model.random)

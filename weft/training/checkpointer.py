@@ -9,7 +9,7 @@ from weft.training.checkpoint import write_checkpoint
 from weft.training.loop import TrainingState
 from weft.training.recipe import Mutable
 from weft.training.replicas import AbstractReplicas, SoloReplicas
-from weft.training.snapshot import take_snapshot
+from weft.training.snapshot import ranks_of, take_snapshot
 
 __all__ = ["Checkpointer"]
 
@@ -21,7 +21,7 @@ class Checkpointer:
         folder: where the checkpoints of this repetition go.
         settings: the recipe's `checkpoint_steps` and `checkpoint_seconds`.
         progress: what else the checkpoint must carry, asked for when it is written.
-        replicas: the ranks that save together; rank 0 decides when, and writes.
+        replicas: the ranks that save together; rank 0 decides when, and each writes its part.
     """
 
     def __init__(
@@ -52,8 +52,7 @@ class Checkpointer:
         if state.step == self._written_step:
             return
         snapshot = take_snapshot(state, self._progress(), self._replicas)
-        if self._replicas.mesh.rank == 0:
-            write_checkpoint(self._folder, snapshot)
+        write_checkpoint(self._folder, snapshot, ranks_of(self._replicas))
         self._written_at, self._written_step = self._clock(), state.step
         self._counted_from = state.step
 

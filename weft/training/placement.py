@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from weft.graph import AbstractExecutor
+from weft.training.checkpoint import Cut
 from weft.training.gradients import joint_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
 
@@ -65,6 +66,11 @@ class AbstractPlacement(ABC):
         sent. Called for the parameters after an update, by all ranks."""
 
     @abstractmethod
+    def cut_of(self, name: str) -> Cut | None:
+        """The part that this rank holds of a checkpoint's entry (`parameter/w`, `slot/w/velocity`); None for all of
+        it."""
+
+    @abstractmethod
     def whole_state(self, state: OptimizerState) -> OptimizerState:
         """The optimizer's state of all parameters, put together from the pieces of all ranks, who all call it."""
 
@@ -97,6 +103,9 @@ class WholeModel(AbstractPlacement):
 
     def spread(self, tensors: Mapping[str, Tensor]) -> int:
         return 0
+
+    def cut_of(self, name: str) -> None:
+        """All of everything."""
 
     def whole_state(self, state: OptimizerState) -> OptimizerState:
         return state

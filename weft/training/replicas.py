@@ -149,11 +149,12 @@ class AbstractReplicas(ABC):
 
     @abstractmethod
     def gather(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Every rank's tensor, in rank order, on every rank."""
+        """The tensor of every rank of the mesh, in rank order, on every rank; a rank's own alone where ranks do not
+        meet."""
 
     @abstractmethod
     def collect(self, state: OptimizerState) -> OptimizerState:
-        """The whole optimizer state on every rank, where ranks keep parts of it; what a checkpoint holds."""
+        """The optimizer state that this rank saves, where others keep it for the ranks."""
 
     @abstractmethod
     def use_consensus(self, model: State) -> AbstractContextManager[Consensus]:
@@ -164,12 +165,13 @@ class AbstractReplicas(ABC):
 
     @abstractmethod
     def memory(self) -> Mapping[str, Entry]:
-        """The state that the exchange itself carries from step to step, by names of its own, for a checkpoint."""
+        """The state that the exchange itself carries from step to step, by names of its own, for a checkpoint: what
+        this rank has of it. A global entry that several ranks give must have the same bits on all of them."""
 
     @abstractmethod
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
-        """Go on after `step` steps, with the memory in a checkpoint's entries where there is one that fits. Called
-        when the model has been restored."""
+        """Go on after `step` steps, with the memory in a checkpoint's entries where there is one that fits: this rank's
+        tensors. Called when the model has been restored."""
 
 
 @final

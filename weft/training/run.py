@@ -12,7 +12,7 @@ from weft.records.record_file import new_record, read_record, write_record
 from weft.records.run_folder import RunFolder
 from weft.torch_private import use_determinism
 from weft.training.build import build_task, check_recipe
-from weft.training.checkpoint import Snapshot, latest_checkpoint
+from weft.training.checkpoint import latest_checkpoint
 from weft.training.checkpointer import Checkpointer
 from weft.training.evaluation import evaluate
 from weft.training.events import Event, Listener, Notice
@@ -24,7 +24,7 @@ from weft.training.probes import probe_data, probe_scaling, probe_step, use_reso
 from weft.training.recipe import Recipe
 from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.results import hash_tensors, judge, to_target, values_of
-from weft.training.snapshot import fit_to_replicas, restore
+from weft.training.snapshot import ranks_of, restore
 from weft.training.surroundings import Surroundings
 
 __all__ = ["find_begun", "mark_failed", "resume_run", "run_recipe"]
@@ -183,18 +183,18 @@ def _train_once(
     with use_interrupt() as interrupt, use_determinism(), watching as watch:
         heard = [log_to(folder, seed), *listeners] if replicas.mesh.rank == 0 else []
         emit = _in_turn([history, watch, surroundings.listen, *heard, interrupt])
-        snapshot = latest_checkpoint(checkpoints, _passing_over(emit)) if goes_on else None
-        started: float = snapshot.progress["started"] if snapshot else now()
+        started = now()
         splits = surroundings.load(recipe)
         task, state = build_task(recipe, splits, seed, replicas)
         task = surroundings.prepare(task)
-        replicas.join(state.model)  # before a checkpoint is restored, which has running statistics for every rank
+        replicas.join(state.model)  # before a checkpoint is read, of which a rank then knows what it needs
+        snapshot = None
         if not surroundings.is_virtual:
-            _check_same_start(snapshot, replicas)
+            snapshot = latest_checkpoint(checkpoints if goes_on else None, _passing_over(emit), ranks_of(replicas))
         if snapshot:
-            snapshot = fit_to_replicas(snapshot, replicas)
-            state = restore(state, snapshot, replicas.mesh.replica, replicas.mesh.num_replicas)
+            state = restore(state, snapshot)
             replicas.remember(snapshot.step, snapshot.entries)
+            started = snapshot.progress["started"]
             history.restore(snapshot.progress["history"])
             emit(Notice(f"resumed from step {state.step}"))
         carried = lambda: {"started": started, "history": history.to_dict()}  # noqa: E731
@@ -239,13 +239,6 @@ def _train_once(
 def _most(replicas: AbstractReplicas, number: int) -> float:
     """The largest of all ranks' numbers."""
     return max(float(found) for found in replicas.gather(torch.tensor(number)))
-
-
-def _check_same_start(snapshot: Snapshot | None, replicas: AbstractReplicas) -> None:
-    """All ranks go on from one step, or else from the first."""
-    steps = [int(step) for step in replicas.gather(torch.tensor(snapshot.step if snapshot else 0))]
-    if len(set(steps)) > 1:
-        raise RunFolderError(f"ranks do not find the same checkpoint (steps: {steps}); give them one shared folder")
 
 
 def _keep_nothing(_state: TrainingState) -> None:

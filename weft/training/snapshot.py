@@ -14,32 +14,35 @@ from torch import Tensor
 
 from weft.errors import CorruptFileError
 from weft.graph import State
-from weft.training.checkpoint import Entry, Snapshot
-from weft.training.layout import AVERAGED, PER_RANK, REPLICATED, mean_of
+from weft.training.checkpoint import Entry, Kind, Ranks, Snapshot
 from weft.training.loop import TrainingState
 from weft.training.optimizers import OptimizerState, Shared
 from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.sampling import SamplerState
 
-__all__ = ["fit_to_replicas", "restore", "take_snapshot"]
+__all__ = ["ranks_of", "restore", "take_snapshot"]
+
+
+def ranks_of(replicas: AbstractReplicas) -> Ranks:
+    """The replicas as a checkpoint sees them."""
+    return Ranks(replicas.mesh, replicas.gather, replicas.placement.cut_of, replicas.consistency)
 
 
 def take_snapshot(state: TrainingState, extra: Mapping[str, Any], replicas: AbstractReplicas | None = None) -> Snapshot:
-    """The state of all ranks as a checkpoint holds it; `extra` is progress that the caller wants back."""
+    """The state of this rank as a checkpoint holds it; `extra` is progress that the caller wants back."""
     replicas = replicas or SoloReplicas()
     optimizer = replicas.collect(state.optimizer)
     trained = {f"parameter/{name}": tensor for name, tensor in state.model.parameters.items()}
     for name, slots in optimizer.slots.items():
-        # Sorted, for they are gathered one by one: an update may have put them in another order on some rank.
-        trained |= {f"slot/{name}/{slot}": slots[slot] for slot in sorted(slots)}
-    entries = {name: _entry(tensor, replicas) for name, tensor in trained.items()}
-    entries["optimizer/lr"] = Entry(REPLICATED, (optimizer.shared.lr,))
-    entries["optimizer/step"] = Entry(REPLICATED, (optimizer.shared.step,))
+        trained |= {f"slot/{name}/{slot}": tensor for slot, tensor in slots.items()}
+    entries = {name: _entry(name, tensor, replicas) for name, tensor in trained.items()}
+    entries["optimizer/lr"] = Entry(optimizer.shared.lr)
+    entries["optimizer/step"] = Entry(optimizer.shared.step)
     # Running statistics are each rank's own between evaluations, and a resumed run must find them so.
-    layout = REPLICATED if replicas.mesh.num_replicas == 1 else PER_RANK
+    kind: Kind = "global" if replicas.mesh.num_replicas == 1 else "mean"
     for name, tensor in state.model.buffers.items():
-        entries[f"buffer/{name}"] = Entry(layout, replicas.gather(tensor))
-    entries["random"] = Entry(PER_RANK, replicas.gather(state.model.random))
+        entries[f"buffer/{name}"] = Entry(tensor, kind)
+    entries["random"] = Entry(state.model.random, "own")
     entries |= replicas.memory()
     progress = {
         "samples": state.samples,
@@ -52,28 +55,14 @@ def take_snapshot(state: TrainingState, extra: Mapping[str, Any], replicas: Abst
     return Snapshot(state.step, entries, progress)
 
 
-def fit_to_replicas(snapshot: Snapshot, replicas: AbstractReplicas) -> Snapshot:
-    """The checkpoint as these replicas go on from it.
+def restore(state: TrainingState, snapshot: Snapshot) -> TrainingState:
+    """Write what a rank found in a checkpoint into a freshly built state, whose tensors the executor and the optimizer
+    already know, wherever they are.
 
-    Weights and slots of a rank's own are for ranks that come together as those did who saved them. With another
-    consistency all begin with the mean: synchronous ranks that began apart would stay apart.
+    A rank that the checkpoint does not know keeps its fresh randomness.
     """
-    own = replicas.consistency
-    # Checkpoints that do not say were written before it was kept; relaxed ranks have always gone on from their own.
-    if own is not None and snapshot.progress.get("consistency", own) == own:
-        return snapshot
-    entries = {name: _agreed(entry) for name, entry in snapshot.entries.items() if not _is_of_scheme(name, entry)}
-    return replace(snapshot, entries=entries)
-
-
-def restore(state: TrainingState, snapshot: Snapshot, rank: int = 0, size: int = 1) -> TrainingState:
-    """Write a checkpoint into a freshly built state, whose tensors the executor and the optimizer already know.
-
-    The number of ranks may differ from that of the checkpoint: a rank that it does not know keeps its fresh randomness
-    and takes the running statistics of rank 0.
-    """
-    tensors = {name: _of_rank(name, entry, rank, size) for name, entry in snapshot.entries.items()}
-    if "random" in tensors and tensors["random"] is None:
+    tensors = {name: entry.tensor for name, entry in snapshot.entries.items()}
+    if "random" in snapshot.unfit:
         tensors["random"] = state.model.random
     _check_no_stranger(snapshot, state)
     with torch.no_grad():
@@ -84,9 +73,15 @@ def restore(state: TrainingState, snapshot: Snapshot, rank: int = 0, size: int =
     for key in tensors:
         if key.startswith("slot/"):
             name, _, slot = key.removeprefix("slot/").rpartition("/")
-            slots.setdefault(name, {})[slot] = _find(tensors, key)
-    shared = Shared(lr=_find(tensors, "optimizer/lr"), step=_find(tensors, "optimizer/step"))
-    progress = snapshot.progress
+            if name not in slots and name in state.model.parameters:  # another rank's to update
+                continue
+            found = _find(tensors, key)
+            slots.setdefault(name, {})[slot] = found.to(_device_of_slot(name, slot, found, state))
+    fresh, progress = state.optimizer.shared, snapshot.progress
+    shared = Shared(
+        lr=_find(tensors, "optimizer/lr").to(fresh.lr.device),
+        step=_find(tensors, "optimizer/step").to(fresh.step.device),
+    )
     return TrainingState(
         model=replace(state.model, random=_find(tensors, "random")),
         optimizer=OptimizerState(shared, slots),
@@ -98,26 +93,22 @@ def restore(state: TrainingState, snapshot: Snapshot, rank: int = 0, size: int =
     )
 
 
-def _entry(tensor: Tensor, replicas: AbstractReplicas) -> Entry:
-    """Ranks that do not meet in every step have trained different tensors."""
-    if replicas.is_synchronous:
-        return Entry(REPLICATED, (tensor,))
-    return Entry(AVERAGED, replicas.gather(tensor.detach()))
+def _entry(name: str, tensor: Tensor, replicas: AbstractReplicas) -> Entry:
+    """Ranks that do not meet in every step have trained different tensors; those that do may hold parts of one."""
+    if not replicas.is_synchronous:
+        return Entry(tensor, "mean")
+    cut = replicas.placement.cut_of(name)
+    # The whole all the same where it is a number about the parameter, such as torch.optim's count of steps.
+    is_part = cut is not None and tuple(tensor.shape) == cut.part.length
+    return Entry(tensor, cut=cut if is_part else None)
 
 
-def _agreed(entry: Entry) -> Entry:
-    """With the mean in place of what ranks have each for itself."""
-    return Entry(REPLICATED, (mean_of(entry.parts),)) if entry.layout == AVERAGED else entry
-
-
-def _is_of_scheme(name: str, entry: Entry) -> bool:
-    """Whether it is what the scheme of one rank remembers of the way to its own weights."""
-    return entry.layout == PER_RANK and name != "random" and not name.startswith("buffer/")
-
-
-def _of_rank(name: str, entry: Entry, rank: int, size: int) -> Tensor | None:
-    part = entry.of_rank(rank, size)
-    return entry.parts[0] if part is None and name.startswith("buffer/") else part
+def _device_of_slot(name: str, slot: str, found: Tensor, state: TrainingState) -> torch.device:
+    """Where the fresh state has it, else beside its parameter; torch.optim keeps numbers on the host."""
+    fresh = state.optimizer.slots.get(name, {}).get(slot)
+    if fresh is not None:
+        return fresh.device
+    return state.model.parameters[name].device if found.dim() and name in state.model.parameters else found.device
 
 
 def _tensors_of(model: State) -> tuple[tuple[str, Mapping[str, Tensor]], ...]:
@@ -132,7 +123,7 @@ def _check_no_stranger(snapshot: Snapshot, state: TrainingState) -> None:
         raise CorruptFileError(f"checkpoint has an entry that the model lacks ({strangers[0]}); it is of another model")
 
 
-def _find(tensors: Mapping[str, Tensor | None], key: str, shape: torch.Size | None = None) -> Tensor:
+def _find(tensors: Mapping[str, Tensor], key: str, shape: torch.Size | None = None) -> Tensor:
     tensor = tensors.get(key)
     if tensor is None:
         raise CorruptFileError(f"checkpoint lacks an entry ({key}); it is of another model or optimizer")

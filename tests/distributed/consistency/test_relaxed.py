@@ -27,7 +27,8 @@ from weft.records.run_folder import RunFolder, create_run_folder
 from weft.specs import parse_plan
 from weft.torch_private import use_determinism
 from weft.training import run as run_module
-from weft.training.checkpoint import latest_checkpoint
+from weft.training.checkpoint.index import read_index
+from weft.training.checkpoint.reading import ChunkReader, checkpoints_in
 from weft.training.events import Listener
 from weft.training.loop import Task, TrainingState, train
 from weft.training.recipe import Recipe
@@ -97,23 +98,22 @@ def test_a_run_that_is_cut_goes_on_to_the_same_bits(
 
 
 def checkpoint_of(path: Path) -> dict[str, str]:
-    """The layout of every entry of the last checkpoint."""
-    snapshot = latest_checkpoint(path / "checkpoint" / "seed-0", pytest.fail)
-    assert snapshot is not None
-    return {name: entry.layout.kind for name, entry in snapshot.entries.items()}
+    """The kind of every entry of the last checkpoint."""
+    last = checkpoints_in(path / "checkpoint" / "seed-0")[-1]
+    return {name: row.kind for name, row in read_index(last).rows.items()}
 
 
 def test_checkpoints_hold_the_weights_of_every_rank_and_what_the_scheme_remembers(tmp_path: Path) -> None:
     for consistency in ("local(2,outer=nesterov)", "elastic(2)"):
         run_on(2, recipe_of_steps(), tmp_path / consistency[:5], consistency)
     local, elastic = checkpoint_of(tmp_path / "local"), checkpoint_of(tmp_path / "elast")
-    assert {local[name] for name in local if name.startswith(("parameter/", "slot/"))} == {"averaged"}
+    assert {local[name] for name in local if name.startswith(("parameter/", "slot/"))} == {"mean"}
     assert {k.split("/")[1]: v for k, v in local.items() if k.startswith("local/")} == {
-        "round": "per_rank",
-        "anchor": "replicated",
-        "velocity": "replicated",
+        "round": "own",
+        "anchor": "global",
+        "velocity": "global",
     }
-    assert {v for k, v in elastic.items() if k.startswith("elastic/centre/")} == {"replicated"}
+    assert {v for k, v in elastic.items() if k.startswith("elastic/centre/")} == {"global"}
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,10 @@ def begin_again(
     monkeypatch: pytest.MonkeyPatch, path: Path, resume: Callable[[], object]
 ) -> tuple[dict[int, dict[str, Tensor]], dict[str, Tensor]]:
     """What every rank has before the first step of a resumed run, and the mean of what was saved."""
-    snapshot = latest_checkpoint(path / "checkpoint" / "seed-0", pytest.fail)
-    assert snapshot is not None
-    trained = {n: e.parts for n, e in snapshot.entries.items() if n.startswith(("parameter/", "slot/"))}
+    last = checkpoints_in(path / "checkpoint" / "seed-0")[-1]
+    rows = {n: row for n, row in read_index(last).rows.items() if n.startswith(("parameter/", "slot/"))}
+    with ChunkReader(last, read_index(last)) as reader:
+        trained = {n: [reader.read(n, i) for i in range(len(row.tensors))] for n, row in rows.items()}
     assert any(not torch.equal(parts[0], other) for parts in trained.values() for other in parts[1:])
     found: dict[int, dict[str, Tensor]] = {}
 

@@ -80,7 +80,7 @@ def test_a_rule_that_looks_ahead_gets_whole_points(monkeypatch: pytest.MonkeyPat
         def prepare_param(self, parameter: Tensor, slots: Mapping[str, Tensor], shared: object) -> Tensor:
             return parameter - 0.01 * slots["velocity"]
 
-    monkeypatch.setitem(OPTIMIZERS, "momentum", lambda *, lr: Optimizer(Ahead(0.9), lr=lr))  # type: ignore[arg-type]
+    monkeypatch.setitem(OPTIMIZERS, "momentum", lambda *, lr: Optimizer(Ahead(0.9), lr=lr))
     proof = prove(small_mlp(), "shard=2")
     assert proof.passed and proof.is_bitwise, proof.finding
 

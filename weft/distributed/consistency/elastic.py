@@ -28,7 +28,6 @@ from weft.distributed.group.calls import Broadcast, Recv, Send
 from weft.distributed.group.group import AbstractGroup
 from weft.specs.plan import Choice
 from weft.training.checkpoint import Entry
-from weft.training.layout import REPLICATED
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic
 
@@ -126,13 +125,14 @@ class ElasticAveraging(AbstractGroupScheme):
         return self._traffic
 
     def memory(self) -> Memory:
-        """The centre of rank 0, which is the one that writes."""
-        return {f"elastic/centre/{name}": (REPLICATED, tensor) for name, tensor in self._centre.tensors.items()}
+        """The centre, which rank 0 alone has as it is now."""
+        centre = self._centre.tensors if self._is_home else {}
+        return {f"elastic/centre/{name}": ("global", tensor) for name, tensor in centre.items()}
 
     def remember(self, entries: Mapping[str, Entry]) -> None:
         self.begin_together()
         found = {name: entries.get(f"elastic/centre/{name}") for name in self._parameters}
-        write(self._centre.tensors, {name: entry.parts[0] for name, entry in found.items() if entry is not None})
+        write(self._centre.tensors, {name: entry.tensor for name, entry in found.items() if entry is not None})
 
     @property
     def _is_home(self) -> bool:

@@ -19,8 +19,7 @@ from weft.distributed.consistency.scheme import AbstractGroupScheme, Memory
 from weft.distributed.group.calls import AllReduce
 from weft.distributed.group.group import AbstractGroup
 from weft.specs.plan import Choice
-from weft.training.checkpoint import Entry
-from weft.training.layout import PER_RANK, REPLICATED
+from weft.training.checkpoint import Entry, Kind
 from weft.training.optimizers import Nesterov, Optimizer, OptimizerState
 from weft.training.replicas import Traffic
 
@@ -118,23 +117,24 @@ class LocalAveraging(AbstractGroupScheme):
         return self._traffic
 
     def memory(self) -> Memory:
-        memory = {"local/round": (PER_RANK, self._round)}
+        memory: dict[str, tuple[Kind, Tensor]] = {"local/round": ("own", self._round)}
         if self._outer is not None:
             for name, anchor in self._outer.anchor.items():
-                memory[f"local/anchor/{name}"] = REPLICATED, anchor
-                memory[f"local/velocity/{name}"] = REPLICATED, self._outer.state.slots[name]["velocity"]
+                memory[f"local/anchor/{name}"] = "global", anchor
+                memory[f"local/velocity/{name}"] = "global", self._outer.state.slots[name]["velocity"]
         return memory
 
     def remember(self, entries: Mapping[str, Entry]) -> None:
         self.begin_together()
         own = entries.get("local/round")
-        if own is not None and len(own.parts) == self._group.size:
-            self._round.copy_(own.parts[self._group.rank])
+        if own is not None:
+            self._round.copy_(own.tensor)
         if self._outer is not None and all(f"local/anchor/{name}" in entries for name in self._parameters):
             names = self._parameters
-            write(self._outer.anchor, {name: entries[f"local/anchor/{name}"].parts[0] for name in names})
-            velocities = {name: {"velocity": entries[f"local/velocity/{name}"].parts[0]} for name in names}
-            self._outer.state = replace(self._outer.state, slots=velocities)
+            write(self._outer.anchor, {name: entries[f"local/anchor/{name}"].tensor for name in names})
+            velocities = {name: entries[f"local/velocity/{name}"].tensor for name in names}
+            slots = {name: {"velocity": v.to(self._outer.anchor[name].device)} for name, v in velocities.items()}
+            self._outer.state = replace(self._outer.state, slots=slots)
 
     @property
     def _parcel(self) -> Parcel:

@@ -16,7 +16,6 @@ from weft.graph import GradientSink, State
 from weft.specs import Mesh
 from weft.training.checkpoint import Entry
 from weft.training.gradients import use_point
-from weft.training.layout import PER_RANK
 from weft.training.optimizers import OptimizerState
 from weft.training.placement import AbstractPlacement
 from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
@@ -145,10 +144,7 @@ class RelaxedReplicas(AbstractReplicas):
         return math.sqrt(float(self.sum(torch.stack(own).sum().reshape(1))) / self.mesh.num_replicas)
 
     def memory(self) -> Mapping[str, Entry]:
-        return {
-            name: Entry(layout, self.gather(tensor) if layout == PER_RANK else (tensor,))
-            for name, (layout, tensor) in self._scheme.memory().items()
-        }
+        return {name: Entry(tensor, kind) for name, (kind, tensor) in self._scheme.memory().items()}
 
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
         self._step = step

@@ -5,15 +5,14 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from weft.training.checkpoint import Entry
-from weft.training.layout import Layout
+from weft.training.checkpoint import Entry, Kind
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic
 
 __all__ = ["AbstractGroupScheme", "AbstractScheme", "Memory"]
 
-Memory = Mapping[str, tuple[Layout, Tensor]]
-"""The state of a scheme in a checkpoint, by name; of a tensor that is `per_rank`, this rank's part."""
+Memory = Mapping[str, tuple[Kind, Tensor]]
+"""The state of a scheme in a checkpoint, by name: what this rank has of it."""
 
 
 class AbstractScheme(ABC):

@@ -17,7 +17,6 @@ from weft.distributed.placement.statistics import average_statistics
 from weft.graph import GradientSink, State
 from weft.specs import Mesh
 from weft.training.checkpoint import Entry
-from weft.training.layout import SUMMED
 from weft.training.optimizers import OptimizerState
 from weft.training.placement import AbstractPlacement, WholeModel
 from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
@@ -144,8 +143,8 @@ class DataParallel(AbstractReplicas):
         return tensor
 
     def gather(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        output = tensor.new_empty((self._group.size, *tensor.shape))
-        self._group.all_gather(output, tensor.unsqueeze(0))
+        output = tensor.new_empty((self._world.size, *tensor.shape))
+        self._world.all_gather(output, tensor.unsqueeze(0))
         return tuple(output)
 
     @contextmanager
@@ -156,10 +155,8 @@ class DataParallel(AbstractReplicas):
 
     def memory(self) -> Mapping[str, Entry]:
         """The codec's: what ranks have not sent yet. For another number of ranks only its sum matters."""
-        kept = self._codec.memory()
-        return {f"{RESIDUAL}{name}": Entry(SUMMED, self.gather(tensor)) for name, tensor in kept.items()}
+        return {f"{RESIDUAL}{name}": Entry(tensor, "sum") for name, tensor in self._codec.memory().items()}
 
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
-        own = {name.removeprefix(RESIDUAL): e for name, e in entries.items() if name.startswith(RESIDUAL)}
-        kept = {name: entry.of_rank(self._group.rank, self._group.size) for name, entry in own.items()}
-        self._codec.remember({name: tensor for name, tensor in kept.items() if tensor is not None})
+        own = {name: entry for name, entry in entries.items() if name.startswith(RESIDUAL)}
+        self._codec.remember({name.removeprefix(RESIDUAL): entry.tensor for name, entry in own.items()})

@@ -29,6 +29,7 @@ from weft.distributed.placement.buckets import plan_buckets
 from weft.distributed.placement.cut import cut_evenly, put_together
 from weft.distributed.placement.torch_steps import TorchSteps
 from weft.graph import AbstractExecutor
+from weft.training.checkpoint import Cut, flat
 from weft.training.gradients import joint_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
 from weft.training.placement import AbstractPlacement
@@ -120,6 +121,15 @@ class ShardedState(AbstractPlacement):
             if whole is not None:
                 write(tensors, cut.bucket.unpack(whole))
         return sum(own.nbytes for own, _ in self._memories)
+
+    def cut_of(self, name: str) -> Cut | None:
+        """Of the optimizer's slots its pieces; one that is the whole of a tensor is no part of it."""
+        kind, _, rest = name.partition("/")
+        owner = rest.rpartition("/")[0]
+        parameter, piece = self._parameters.get(owner), self._pieces.get(owner)
+        if kind != "slot" or parameter is None or (piece is not None and piece.is_whole(parameter)):
+            return None
+        return Cut(tuple(parameter.shape), flat(piece.begin, piece.end) if piece else flat(0, 0))
 
     def whole_state(self, state: OptimizerState) -> OptimizerState:
         slots: dict[str, dict[str, list[tuple[Piece, Tensor]]]] = {name: {} for name in self._parameters}

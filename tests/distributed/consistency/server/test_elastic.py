@@ -29,7 +29,6 @@ from weft.planning.plan_cost import plan_cost
 from weft.proving.audit import audit_arrival
 from weft.specs import parse_plan
 from weft.training.checkpoint import Entry
-from weft.training.layout import REPLICATED
 from weft.training.optimizers import SGD, AbstractOptimizer, Adam, Momentum, Nesterov, Optimizer, OptimizerState
 from weft.training.replicas import Update
 
@@ -211,13 +210,13 @@ def test_a_checkpoint_holds_the_centre_and_a_resumed_run_begins_with_it() -> Non
         kept = dict(replicas.memory())
         assert replicas.collect(state) is state
         with replicas.use_consensus(model):
-            assert torch.equal(parameters["w1"], kept["parameter/w1"].parts[0])
-        assert torch.equal(parameters["w1"], own) and not torch.equal(own, kept["parameter/w1"].parts[0])
+            assert torch.equal(parameters["w1"], kept["parameter/w1"].tensor)
+        assert torch.equal(parameters["w1"], own) and not torch.equal(own, kept["parameter/w1"].tensor)
         for name, parameter in parameters.items():
-            parameter.data.copy_(kept[f"parameter/{name}"].parts[0] if group.rank == 0 else 7.0 * torch.ones(()))
-        replicas.remember(5, {"optimizer/step": Entry(REPLICATED, (state.shared.step,))})
+            parameter.data.copy_(kept[f"parameter/{name}"].tensor if group.rank == 0 else 7.0 * torch.ones(()))
+        replicas.remember(5, {"optimizer/step": Entry(state.shared.step)})
         found = parameters["w1"].detach().clone()
-        return kept["parameter/w1"].parts[0], found, replicas.next_step(5)
+        return kept["parameter/w1"].tensor, found, replicas.next_step(5)
 
     (kept, first, step), (_, second, _), *_ = run_virtual(program, 4, timeout=1e6).results
     assert torch.equal(kept, first) and torch.equal(first, second)

@@ -13,7 +13,6 @@ from weft.distributed.virtual import run_virtual
 from weft.graph import State
 from weft.specs import parse_plan
 from weft.training.checkpoint import Entry
-from weft.training.layout import AVERAGED, REPLICATED
 from weft.training.optimizers import Adam, Optimizer, OptimizerState
 from weft.training.replicas import Update
 
@@ -40,8 +39,8 @@ def take_steps(replicas: ServedReplicas, parameters: dict[str, torch.Tensor], st
 
 
 def as_entries(state: OptimizerState) -> dict[str, Entry]:
-    slots = {f"slot/{n}/{slot}": Entry(AVERAGED, (t,)) for n, own in state.slots.items() for slot, t in own.items()}
-    return {**slots, "optimizer/step": Entry(REPLICATED, (state.shared.step,))}
+    slots = {f"slot/{n}/{slot}": Entry(t, "mean") for n, own in state.slots.items() for slot, t in own.items()}
+    return {**slots, "optimizer/step": Entry(state.shared.step)}
 
 
 @pytest.mark.parametrize("is_faulty", [False, True])

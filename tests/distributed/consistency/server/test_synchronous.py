@@ -21,7 +21,6 @@ from weft.errors import PeerLostError
 from weft.graph import State
 from weft.specs import parse_plan
 from weft.training.checkpoint import Entry
-from weft.training.layout import REPLICATED
 from weft.training.optimizers import (
     SGD,
     AbstractOptimizer,
@@ -256,8 +255,8 @@ def test_every_rank_collects_the_state_and_a_resumed_run_has_the_same_bits(name:
         state = replicas.collect(optimizer.init(parameters))
         slots = {f"slot/{n}/{slot}": t for n, own in state.slots.items() for slot, t in own.items()}
         assert slots and int(state.shared.step) == 3
-        entries = {key: Entry(REPLICATED, (tensor,)) for key, tensor in slots.items()}
-        replicas.remember(3, {**entries, "optimizer/step": Entry(REPLICATED, (state.shared.step,))})
+        entries = {key: Entry(tensor) for key, tensor in slots.items()}
+        replicas.remember(3, {**entries, "optimizer/step": Entry(state.shared.step)})
         return [*first, *take_steps(setup, replicas, parameters, state, range(3, STEPS))]
 
     assert all(is_same(found, follow(setup)) for found in on_ranks(setup, work))

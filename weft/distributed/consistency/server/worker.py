@@ -16,7 +16,6 @@ from weft.graph import GradientSink, State
 from weft.specs import Mesh
 from weft.training.checkpoint import Entry
 from weft.training.gradients import use_point
-from weft.training.layout import REPLICATED
 from weft.training.optimizers import OptimizerState
 from weft.training.placement import AbstractPlacement, WholeModel
 from weft.training.replicas import AbstractReplicas, Consensus, SoloReplicas, Traffic, Update
@@ -161,7 +160,7 @@ class ServedReplicas(AbstractReplicas):
         """The centre, in place of rank 0's own weights: with any plan a run goes on from it."""
         if self._session.places is self._session.parameters:
             return {}
-        return {f"parameter/{name}": Entry(REPLICATED, (tensor,)) for name, tensor in self._session.places.items()}
+        return {f"parameter/{name}": Entry(tensor) for name, tensor in self._session.places.items()}
 
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
         """Rank 0 begins again, from the weights and the optimizer state of the checkpoint; so do the servers."""
@@ -170,6 +169,6 @@ class ServedReplicas(AbstractReplicas):
             for key, entry in entries.items():
                 if key.startswith("slot/"):
                     name, _, slot = key.removeprefix("slot/").rpartition("/")
-                    slots.setdefault(name, {})[slot] = entry.parts[0]
-        self._session.begin_again(step, slots, int(entries["optimizer/step"].parts[0]))
+                    slots.setdefault(name, {})[slot] = entry.tensor
+        self._session.begin_again(step, slots, int(entries["optimizer/step"].tensor))
         self._steps.start()

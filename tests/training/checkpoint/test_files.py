@@ -15,18 +15,26 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from weft.errors import CorruptFileError, StorageError
-from weft.training import checkpoint
-from weft.training.checkpoint import Entry, Snapshot, latest_checkpoint, read_checkpoint, write_checkpoint
-from weft.training.layout import PER_RANK, REPLICATED, SUMMED, sharded
+from weft.specs import Mesh
+from weft.training.checkpoint import (
+    Entry,
+    Ranks,
+    Snapshot,
+    latest_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+    writing,
+)
+from weft.training.checkpoint import index as index_module
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "checkpoint-1"
+GOLDEN = Path(__file__).parents[2] / "golden"
 FILE = "rank-00000.safetensors"
 
 TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
 
 
 def snapshot_of(step: int = 1, **tensors: Tensor) -> Snapshot:
-    return Snapshot(step, {name: Entry(REPLICATED, (tensor,)) for name, tensor in tensors.items()}, {"samples": 7})
+    return Snapshot(step, {name: Entry(tensor) for name, tensor in tensors.items()}, {"samples": 7})
 
 
 def names_in(folder: Path) -> list[str]:
@@ -41,7 +49,7 @@ def refuse_damage(text: str) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3)], ids=str)
 def test_every_type_and_shape_comes_back(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = (torch.rand(shape) * 3).to(dtype)
-    found = read_checkpoint(write_checkpoint(tmp_path, snapshot_of(x=tensor))).entries["x"].parts[0]
+    found = read_checkpoint(write_checkpoint(tmp_path, snapshot_of(x=tensor))).entries["x"].tensor
     assert found.dtype == dtype and found.shape == shape and torch.equal(found, tensor)
 
 
@@ -56,28 +64,14 @@ def test_tensors_that_are_views_of_each_other_or_not_in_order(tmp_path: Path) ->
     }
     tensors["leaf"] = torch.nn.Parameter(torch.ones(2))
     found = read_checkpoint(write_checkpoint(tmp_path, snapshot_of(1, **tensors)))
-    assert all(torch.equal(found.entries[name].parts[0], tensor) for name, tensor in tensors.items())
+    assert all(torch.equal(found.entries[name].tensor, tensor) for name, tensor in tensors.items())
 
 
-def test_parts_of_several_ranks_and_progress(tmp_path: Path) -> None:
-    entries = {
-        "cut": Entry(sharded(1), (torch.zeros(2, 2), torch.ones(2, 1))),
-        "left over": Entry(SUMMED, (torch.tensor(1.0), torch.tensor(2.0))),
-        "own": Entry(PER_RANK, (torch.tensor(0), torch.tensor(1))),
-        "same": Entry(REPLICATED, (torch.tensor(5),)),
-    }
+def test_progress_comes_back(tmp_path: Path) -> None:
     progress = {"samples": 3, "losses": [0.5, math.inf], "best": math.nan, "text": "inf"}
-    path = write_checkpoint(tmp_path, Snapshot(4, entries, progress))
-    assert names_in(path) == ["index.json", FILE, "rank-00001.safetensors"]
-    found = read_checkpoint(path)
-    assert found.step == 4 and {n: e.layout for n, e in found.entries.items()} == {
-        n: e.layout for n, e in entries.items()
-    }
-    assert math.isnan(found.progress.pop("best")) and found.progress == {
-        k: v for k, v in progress.items() if k != "best"
-    }
-    whole = [found.entries["cut"].of_rank(rank, 3) for rank in range(3)]
-    assert [part.tolist() for part in whole if part is not None] == [[[0], [0]], [[0], [0]], [[1], [1]]]
+    found = read_checkpoint(write_checkpoint(tmp_path, Snapshot(4, {}, progress)))
+    assert found.step == 4 and math.isnan(found.progress.pop("best"))
+    assert found.progress == {key: value for key, value in progress.items() if key != "best"}
 
 
 def test_nothing_at_all_is_a_checkpoint_too(tmp_path: Path) -> None:
@@ -103,8 +97,16 @@ def test_a_run_that_went_back_drops_what_it_went_back_behind(tmp_path: Path) -> 
 def test_the_same_step_again_replaces_the_first(tmp_path: Path) -> None:
     for value in (1, 2):
         path = write_checkpoint(tmp_path, snapshot_of(x=torch.tensor(value)))
-    assert read_checkpoint(path).entries["x"].parts[0].item() == 2
+    assert read_checkpoint(path).entries["x"].tensor.item() == 2
     assert names_in(tmp_path) == ["step-0000000001"]
+    assert len(names_in(path)) == 2  # of the files of the first none is left
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / ".step-0000000001.x.tmp").mkdir()
+    (tmp_path / ".step-0000000001.x.tmp" / FILE).write_bytes(b"half")
+    write_checkpoint(tmp_path, snapshot_of(2, x=torch.ones(3)))
+    assert names_in(tmp_path) == ["step-0000000002"]
 
 
 def test_no_checkpoint_yet(tmp_path: Path) -> None:
@@ -112,6 +114,7 @@ def test_no_checkpoint_yet(tmp_path: Path) -> None:
     (tmp_path / ".step-0000000001.x.tmp").mkdir()  # left by a process that was killed
     (tmp_path / "old-step-0000000001").mkdir()
     assert latest_checkpoint(tmp_path, refuse_damage) is None
+    assert latest_checkpoint(None, refuse_damage) is None
 
 
 def cut_off(path: Path) -> None:
@@ -132,7 +135,16 @@ def reseal(path: Path, **changes: object) -> None:
     """Change an index so that its own checksum fits: a fault of the writer, not of the disk."""
     index = {**json.loads(path.read_text()), **changes}
     del index["sha256"]
-    path.write_text(json.dumps({**index, "sha256": checkpoint._sha256_of_json(index)}))
+    path.write_text(json.dumps({**index, "sha256": index_module._sha256_of_json(index)}))
+
+
+def reseal_entry(path: Path, name: str = "x", **changes: object) -> None:
+    """Change what the index says of its one entry and of the chunk of that."""
+    entry = json.loads((path / "index.json").read_text())["entries"]["x"]
+    chunk = entry["chunks"][0]
+    for key, value in changes.items():
+        (chunk if key in chunk else entry)[key] = value
+    reseal(path / "index.json", entries={name: entry})
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -147,19 +159,16 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "index changed": lambda path: (path / "index.json").write_text(
         (path / "index.json").read_text().replace('"samples": 7', '"samples": 8')
     ),
-    "index of a newer format": lambda path: reseal(path / "index.json", format=2),
-    "index without entries that are there": lambda path: reseal(
-        path / "index.json", entries={"y": {"layout": {"kind": "replicated"}, "dtype": "float32", "shapes": [[3]]}}
-    ),
-    "another shape in the index": lambda path: reseal(
-        path / "index.json", entries={"x": {"layout": {"kind": "replicated"}, "dtype": "float32", "shapes": [[4]]}}
-    ),
-    "another type in the index": lambda path: reseal(
-        path / "index.json", entries={"x": {"layout": {"kind": "replicated"}, "dtype": "int64", "shapes": [[3]]}}
-    ),
-    "an unknown layout in the index": lambda path: reseal(
-        path / "index.json", entries={"x": {"layout": {"kind": "striped"}, "dtype": "float32", "shapes": [[3]]}}
-    ),
+    "index of a newer format": lambda path: reseal(path / "index.json", format=3),
+    "index without entries": lambda path: reseal(path / "index.json", entries=None),
+    "entry that is not in its file": lambda path: reseal_entry(path, name="y"),
+    "another shape in the index": lambda path: reseal_entry(path, length=[4], shape=[4]),
+    "another type in the index": lambda path: reseal_entry(path, dtype="int32"),
+    "no type in the index": lambda path: reseal_entry(path, dtype="nn"),
+    "an unknown kind in the index": lambda path: reseal_entry(path, kind="striped"),
+    "a chunk that is not in the index": lambda path: reseal_entry(path, chunks=[]),
+    "another checksum in the index": lambda path: reseal_entry(path, sha256="0" * 64),
+    "a file that is nowhere": lambda path: reseal_entry(path, file="rank-00009.safetensors"),
 }
 
 
@@ -174,6 +183,33 @@ def test_damage_is_seen_and_the_one_before_is_used(tmp_path: Path, fault: str) -
     found = latest_checkpoint(tmp_path, said.append)
     assert found is not None and found.step == 1
     assert len(said) == 1 and "checkpoint" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "fact"),
+    [
+        ("tensors missing", "cannot be read: No such file"),
+        ("a byte of the tensors flipped", "is damaged: checksum differs"),
+        ("another type in the index", r"has another shape or type, torch.float32 \(3,\)"),
+        ("a chunk that is not in the index", "is not in the index as a whole"),
+    ],
+)
+def test_a_missing_or_damaged_chunk_is_named(tmp_path: Path, fault: str, fact: str) -> None:
+    path = write_checkpoint(tmp_path, snapshot_of(2, x=torch.ones(3)))
+    DAMAGE[fault](path)
+    place = r"\(entry: x, offset: \(0,\), length: \(3,\), file: .*step-0000000002"
+    with pytest.raises(CorruptFileError, match=f"checkpoint chunk {fact}.* {place}"):
+        read_checkpoint(path)
+
+
+def test_damage_to_what_is_not_read_does_no_harm(tmp_path: Path) -> None:
+    own = Entry(torch.ones(3), "own")
+    path = write_checkpoint(tmp_path, Snapshot(1, {"x": Entry(torch.ones(3)), "z/memory": own}))
+    content = (path / FILE).read_bytes()
+    (path / FILE).write_bytes(content[:-12] + bytes(12))  # the last tensor of the file
+    assert read_checkpoint(path).entries.keys() == {"x"}
+    with pytest.raises(CorruptFileError, match="entry: z/memory"):
+        read_checkpoint(path, Ranks(consistency="local(steps=2)"))
 
 
 def test_when_none_is_whole(tmp_path: Path) -> None:
@@ -204,7 +240,7 @@ def test_no_flipped_bit_goes_unseen(whole: Path, place: float, bit: int, name: s
         (whole / name).write_bytes(content)
     # White space of the index is all that may change.
     assert name == "index.json" and found.step == 1 and found.progress == {"samples": 7}
-    assert torch.equal(found.entries["x"].parts[0], torch.arange(3))
+    assert torch.equal(found.entries["x"].tensor, torch.arange(3))
 
 
 def test_a_crash_in_the_middle_leaves_the_old_ones_and_no_scratch(
@@ -215,13 +251,14 @@ def test_a_crash_in_the_middle_leaves_the_old_ones_and_no_scratch(
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for name, step in (("save_file", 2), ("write_json", 2), ("save_file", 1)):
+    for name, step in (("save_file", 2), ("sync", 2), ("write_index", 2), ("save_file", 1), ("write_index", 1)):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(checkpoint, name, crash)
+            patch.setattr(writing, name, crash)
             write_checkpoint(tmp_path, snapshot_of(step, x=torch.zeros(3)))
         assert names_in(tmp_path) == ["step-0000000001"]
+        assert names_in(tmp_path / "step-0000000001") == ["index.json", FILE]
         found = latest_checkpoint(tmp_path, refuse_damage)
-        assert found is not None and torch.equal(found.entries["x"].parts[0], torch.ones(3))
+        assert found is not None and torch.equal(found.entries["x"].tensor, torch.ones(3))
 
 
 @contextmanager
@@ -246,17 +283,40 @@ def test_a_full_disk(tmp_path: Path, size: int) -> None:
     assert latest_checkpoint(tmp_path, refuse_damage) is not None
 
 
-def test_the_first_format_stays_readable(tmp_path: Path) -> None:
-    # Never write these files again: they stand for the checkpoints that users have.
-    shutil.copytree(GOLDEN, tmp_path, dirs_exist_ok=True)
-    found = latest_checkpoint(tmp_path, refuse_damage)
+# Never write the golden files again: they stand for the checkpoints that users have.
+
+
+def read_golden(folder: Path, version: int, ranks: Ranks) -> Snapshot:
+    shutil.copytree(GOLDEN / f"checkpoint-{version}", folder, dirs_exist_ok=True)
+    found = latest_checkpoint(folder, refuse_damage, ranks)
     assert found is not None and found.step == 3
     assert found.progress == {"samples": 96, "losses": [2.5, math.inf], "sampler": {"epoch": 1, "offset": 32}}
-    entries = found.entries
-    assert entries["parameter/weight"].of_rank(0, 1).tolist() == [[1.5, -2.0], [0.25, 3.0]]  # type: ignore[union-attr]
-    assert entries["slot/weight/velocity"].of_rank(0, 1).tolist() == [[1, 2], [3, 4], [5, 6]]  # type: ignore[union-attr]
-    assert [e.tolist() for e in entries["residual"].parts] == [[0.5, 1.0], [1.5, 3.0]]
-    assert [e.tolist() for e in entries["random"].parts] == [[1, 2, 3], [4, 5, 6]]
-    assert entries["buffer/half"].parts[0].dtype == torch.bfloat16
-    assert entries["buffer/mask"].parts[0].tolist() == [True, False]
-    assert entries["optimizer/step"].parts[0].shape == ()
+    return found
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_every_format_stays_readable(tmp_path: Path, version: int) -> None:
+    of_two = [read_golden(tmp_path, version, Ranks(Mesh(rank, data=2))).entries for rank in range(2)]
+    alone = read_golden(tmp_path, version, Ranks()).entries
+    for entries in (*of_two, alone):
+        assert entries["parameter/weight"].tensor.tolist() == [[1.5, -2.0], [0.25, 3.0]]
+        assert entries["slot/weight/velocity"].tensor.tolist() == [[1, 2], [3, 4], [5, 6]]
+        assert entries["buffer/half"].tensor.dtype == torch.bfloat16
+        assert entries["buffer/mask"].tensor.tolist() == [True, False]
+        assert entries["optimizer/step"].tensor.shape == ()
+    assert [entries["residual"].tensor.tolist() for entries in (*of_two, alone)] == [[0.5, 1.0], [1.5, 3.0], [2.0, 4.0]]
+    assert [entries["random"].tensor.tolist() for entries in of_two] == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_the_second_format_has_boxes_statistics_and_nothing(tmp_path: Path) -> None:
+    entries = read_golden(tmp_path, 2, Ranks()).entries
+    assert torch.equal(entries["parameter/columns"].tensor, torch.arange(8).view(2, 4))
+    assert entries["buffer/half"].tensor.tolist() == [1.0, 1.5] and entries["nothing"].tensor.shape == (0, 3)
+
+
+@pytest.mark.parametrize("name", ["rank-00000.safetensors", "rank-00001.safetensors"])
+def test_damage_in_the_first_format_is_seen_by_the_checksum_of_the_file(tmp_path: Path, name: str) -> None:
+    shutil.copytree(GOLDEN / "checkpoint-1", tmp_path, dirs_exist_ok=True)
+    flip_last_byte(tmp_path / "step-0000000003" / name)
+    with pytest.raises(CorruptFileError, match=f"cannot be read: checksum of the file differs .*{name}"):
+        read_checkpoint(tmp_path / "step-0000000003")
