@@ -70,6 +70,16 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, consistency=Choice("sync"), topology=Choice("native")),
     ),
     Refusal(
+        lambda plan: plan.shard > 1 and plan.consistency.name != "sync",
+        "ranks that hold the optimizer's state together update together, in every step",
+        lambda plan: replace(plan, consistency=Choice("sync"), topology=Choice("native")),
+    ),
+    Refusal(
+        lambda plan: plan.shard > 1 and plan.channel == "servers",
+        "servers hold the optimizer's state already, each its part",
+        lambda plan: replace(plan, data=plan.num_replicas, shard=1),
+    ),
+    Refusal(
         lambda plan: _meets_at_servers(plan) and plan.topology.name != "server",
         "ranks of this consistency meet at servers",
         lambda plan: replace(plan, topology=_server()),
@@ -97,16 +107,6 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: _commits_by_clock(plan) and plan.consistency["bound"] == math.inf,
         "without a bound no rank waits for the gradients that a clock commits together",
         lambda plan: replace(plan, consistency=_with(plan.consistency, commit="arrival")),
-    ),
-    Refusal(
-        lambda plan: plan.shard > 1 and plan.channel == "servers",
-        "servers hold the optimizer's state already, each its part",
-        lambda plan: replace(plan, data=plan.num_replicas, shard=1),
-    ),
-    Refusal(
-        lambda plan: plan.shard > 1 and plan.consistency.name != "sync",
-        "ranks that hold the optimizer's state together update together, in every step",
-        lambda plan: replace(plan, consistency=Choice("sync")),
     ),
     Refusal(
         lambda plan: _is_relaxed(plan) and plan.topology.name == "server",

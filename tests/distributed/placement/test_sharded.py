@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,12 +20,16 @@ from weft.distributed.placement.sharded import cut_bucket
 from weft.distributed.virtual import run_virtual
 from weft.errors import RecipeError
 from weft.proving.lockstep import compare_ranks, trace_ranks, trace_references
-from weft.proving.proof import Proof
+from weft.proving.method import Case
+from weft.proving.proof import Proof, copy_of
 from weft.training.build import build_task, check_recipe
-from weft.training.loop import take_step
+from weft.training.checkpoint import latest_checkpoint, write_checkpoint
+from weft.training.loop import Task, TrainingState, take_step
 from weft.training.optimizers import OPTIMIZERS, Momentum, Optimizer, OptimizerState
 from weft.training.optimizers.torch_optimizer import ELEMENT_WISE
 from weft.training.recipe import Recipe
+from weft.training.replicas import SoloReplicas
+from weft.training.snapshot import ranks_of, restore, take_snapshot
 
 Make = Callable[[AbstractGroup], AbstractGroup]
 
@@ -152,3 +157,74 @@ def test_slots_that_are_views_count_as_what_they_keep_alive() -> None:
     whole = torch.zeros(100)
     shared = Optimizer(Momentum(), lr=0.1).init({}).shared
     assert OptimizerState(shared, {"w": {"a": whole[:10], "b": whole[10:20]}}).num_bytes == 400
+
+
+# ---- checkpoints, from any mesh to any mesh
+
+PLANS = ("data=1", "data=2", "shard=2", "data=2 shard=2", "shard=3")
+
+
+def whole_of(case: Case, work: Callable[[Task, TrainingState], TrainingState]) -> list[dict[str, Tensor]]:
+    """Parameters and the whole optimizer state of every rank, after some work on a fresh state."""
+
+    def program(group: AbstractGroup) -> dict[str, Tensor]:
+        solo = case.plan.num_ranks == 1
+        replicas = SoloReplicas() if solo else replicas_in(MeshGroups(group, case.plan.mesh(group.rank)), case.plan)
+        task, state = build_task(case.recipe, case.splits, 0, replicas)
+        replicas.join(state.model)
+        state = work(task, state)
+        return copy_of(state.model.parameters, replicas.placement.whole_state(state.optimizer))
+
+    return list(run_virtual(program, case.plan.num_ranks).results)
+
+
+@pytest.mark.parametrize("saved", PLANS)
+@pytest.mark.parametrize("name", ["adam", "NAdam"])
+def test_a_checkpoint_of_any_mesh_loads_under_any_other(saved: str, name: str, tmp_path: Path) -> None:
+    own = {"optimizer": "adam"} if name == "adam" else {"optimizer": "torch", "optimizer__name": name}
+    recipe = small_mlp(optimizer__lr=0.01, **own) if name == "adam" else small_mlp(**own)
+
+    def train_and_save(task: Task, state: TrainingState) -> TrainingState:
+        for _ in range(2):
+            state, _ = take_step(task, state)
+        write_checkpoint(tmp_path, take_snapshot(state, {}, task.replicas), ranks_of(task.replicas))
+        return state
+
+    def load(task: Task, state: TrainingState) -> TrainingState:
+        snapshot = latest_checkpoint(tmp_path, pytest.fail, ranks_of(task.replicas))
+        assert snapshot is not None
+        return restore(state, snapshot)
+
+    expected = whole_of(case_of(recipe, saved, 1), train_and_save)[0]
+    for plan in PLANS:
+        for found in whole_of(case_of(recipe, plan, 1), load):
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[key], tensor) for key, tensor in expected.items()), plan
+
+
+def test_a_sharded_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """With the steps after the checkpoint taken by the same mesh, and once by a rank alone."""
+    recipe = small_mlp(optimizer="adam", optimizer__lr=0.01)
+    case = case_of(recipe, "shard=2", 1)
+
+    def go_on(task: Task, state: TrainingState) -> TrainingState:
+        for step in range(4):
+            if step == 2:
+                write_checkpoint(tmp_path, take_snapshot(state, {}, task.replicas), ranks_of(task.replicas))
+            state, _ = take_step(task, state)
+        return state
+
+    def resume(task: Task, state: TrainingState) -> TrainingState:
+        snapshot = latest_checkpoint(tmp_path, pytest.fail, ranks_of(task.replicas))
+        assert snapshot is not None
+        state = restore(state, snapshot)
+        task.replicas.remember(snapshot.step, snapshot.entries)
+        for _ in range(2):
+            state, _ = take_step(task, state)
+        return state
+
+    expected = whole_of(case, go_on)[0]
+    for found in whole_of(case, resume):
+        assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
+    (alone,) = whole_of(case_of(recipe, "data=1", 1), resume)
+    assert all(torch.allclose(alone[key], tensor, atol=1e-5) for key, tensor in expected.items())

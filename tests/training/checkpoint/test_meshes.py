@@ -37,6 +37,7 @@ from weft.training.checkpoint.writing import Offer, assign_writers
 from weft.training.events import StepEnded
 from weft.training.loop import TrainingState, train
 from weft.training.optimizers import Adam, Optimizer, OptimizerState, TorchOptimizer
+from weft.training.placement import AbstractPlacement, WholeModel
 from weft.training.replicas import SoloReplicas
 from weft.training.snapshot import ranks_of, restore, take_snapshot
 
@@ -59,8 +60,24 @@ MATRIX = [
 ]
 
 
+class Ranges(WholeModel):  # type: ignore[misc]
+    """On the axis `shard` every rank holds a range of every flattened slot."""
+
+    def __init__(self, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._mesh, self._shapes = mesh, shapes
+
+    def cut_of(self, name: str) -> Cut | None:  # type: ignore[override]
+        kind, _, rest = name.partition("/")
+        if kind != "slot" or self._mesh.shard == 1:
+            return None
+        shape = self._shapes[rest.rpartition("/")[0]]
+        bounds = torch.Size(shape).numel() * torch.arange(self._mesh.shard + 1) // self._mesh.shard
+        start, end = list(pairwise(bounds.tolist()))[self._mesh.coordinate("shard")]
+        return Cut(shape, flat(start, end))
+
+
 class OnMesh(SoloReplicas):  # type: ignore[misc]
-    """A rank as a checkpoint sees it: on the axis `shard` each holds a range of every flattened slot."""
+    """A rank as a checkpoint sees it."""
 
     def __init__(self, group: AbstractGroup, mesh: Mesh, parameters: Mapping[str, Tensor]) -> None:
         self._group, self._mesh = group, mesh
@@ -73,20 +90,15 @@ class OnMesh(SoloReplicas):  # type: ignore[misc]
     def gather(self, tensor: Tensor) -> tuple[Tensor, ...]:
         return DataParallel(self._group).gather(tensor)
 
-    def cut_of(self, name: str) -> Cut | None:
-        kind, _, rest = name.partition("/")
-        if kind != "slot" or self._mesh.shard == 1:
-            return None
-        shape = self._shapes[rest.rpartition("/")[0]]
-        bounds = torch.Size(shape).numel() * torch.arange(self._mesh.shard + 1) // self._mesh.shard
-        start, end = list(pairwise(bounds.tolist()))[self._mesh.coordinate("shard")]
-        return Cut(shape, flat(start, end))
+    @property
+    def placement(self) -> AbstractPlacement:
+        return Ranges(self._mesh, self._shapes)
 
     def own(self, state: TrainingState) -> TrainingState:
         """The state of this rank, where one rank has `state`."""
         slots: dict[str, dict[str, Tensor]] = {}
         for name, whole in state.optimizer.slots.items():
-            cut = self.cut_of(f"slot/{name}/any")
+            cut = self.placement.cut_of(f"slot/{name}/any")
             slots[name] = {slot: _part(tensor, cut) for slot, tensor in whole.items()}
         return replace(state, optimizer=OptimizerState(state.optimizer.shared, slots))
 
