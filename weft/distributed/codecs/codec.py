@@ -1,7 +1,7 @@
 """The codec seam: what is sent instead of a message, how it is added up, and what is kept back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from weft.distributed.group.calls import Call, ReduceOp
 from weft.errors import EncodingError
 from weft.planning.codec_cost import CodecCost
 
-__all__ = ["AbstractCodec", "Reduction", "malformed"]
+__all__ = ["AbstractCodec", "Reduction", "decode_all", "encode_all", "malformed"]
 
 Reduction = Generator[Call, None, Tensor]
 """A reduction under way: yields a call of the group, is resumed when that is done, and returns the decoded total.
@@ -96,3 +96,19 @@ def malformed(bucket: Bucket, sent: Tensor) -> EncodingError:
     """The error of what is no message of a bucket."""
     about = f"tensors: {', '.join(bucket.names)}, shape: {tuple(sent.shape)}, type: {sent.dtype}"
     return EncodingError(f"message is not what was encoded ({about}); give all ranks one plan", bucket.names[0])
+
+
+def encode_all(
+    codec: AbstractCodec, buckets: Sequence[Bucket], messages: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """What is sent of the messages of these buckets; None for one that is not there."""
+    pairs = zip(buckets, messages, strict=True)
+    return tuple(None if message is None else codec.encode(bucket, message) for bucket, message in pairs)
+
+
+def decode_all(
+    codec: AbstractCodec, buckets: Sequence[Bucket], sent: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """The messages of these buckets, in the shapes of their pieces; None for one that was not sent."""
+    decoded = [None if s is None else codec.decode(b, s) for b, s in zip(buckets, sent, strict=True)]
+    return tuple(decoded)

@@ -39,19 +39,22 @@ HOME = 0
 
 
 @torch.no_grad()
-def draw_centre(centre: Tensor, visitor: Tensor, alpha: float, *, out: Tensor | None = None) -> Tensor:
+def draw_centre(
+    centre: Tensor, visitor: Tensor, alpha: float, *, seen: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """Move the centre towards a visitor; the force alpha (x - centre), by which the visitor moves towards the centre.
 
     The same bits on both ends, in whatever pieces it is computed.
 
     Args:
+        seen: the centre as the visitor was sent it; by default as it is.
         out: where the force is written; the visitor itself, if it is needed no more.
 
     >>> centre = torch.tensor([1.0])
     >>> draw_centre(centre, torch.tensor([3.0]), 0.25), centre
     (tensor([0.5000]), tensor([1.5000]))
     """
-    force = torch.sub(visitor, centre, out=out).mul_(alpha)
+    force = torch.sub(visitor, centre if seen is None else seen, out=out).mul_(alpha)
     centre.add_(force)
     return force
 

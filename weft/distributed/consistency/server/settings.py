@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from typing import cast
 
+from weft.distributed.codecs import AbstractCodec, make_codec
 from weft.distributed.consistency.server.shard import Form, Rate
-from weft.specs import Plan
+from weft.specs import Choice, Plan
 from weft.training.optimizers import AbstractOptimizer, Optimizer
 
 __all__ = ["Settings", "may_cut", "settings_of"]
+
+AS_IT_IS = Choice("none")
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Settings:
     alpha: of the elastic force between a rank and the centre.
     inner: ranks to a host server; 1 where there are none.
     is_synchronous: ranks meet in every step: each hears of the loss of all, and all sum, agree and evaluate together.
+    compress: what is sent instead of pushes, and of weights to ranks; the shards keep theirs as they are.
     """
 
     num_workers: int
@@ -36,6 +40,11 @@ class Settings:
     alpha: float = 0.0
     inner: int = 1
     is_synchronous: bool = False
+    compress: Choice = AS_IT_IS
+
+    def make_codec(self) -> AbstractCodec:
+        """For one end."""
+        return make_codec(self.compress, "servers")
 
     @property
     def shards(self) -> range:
@@ -106,4 +115,5 @@ def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | Non
         alpha=float(choice["beta"]) / plan.num_ranks if is_elastic else 0.0,
         inner=int(plan.topology.get("inner", 1)),
         is_synchronous=is_synchronous,
+        compress=plan.compress,
     )

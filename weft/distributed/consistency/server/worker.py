@@ -120,7 +120,9 @@ class ServedReplicas(AbstractReplicas):
         last there are. Synchronous ranks judge together."""
         if self.is_synchronous:
             self._average_statistics(model.buffers if self._buffers == "mean" else {})
-            yield Consensus(self)
+            whole = self._fetch_whole()
+            with use_point(model.parameters, {**model.parameters, **whole} if whole else model.parameters):
+                yield Consensus(self)
             return
         values: dict[str, float] = {}
         series: dict[str, tuple[float, ...]] = {}
@@ -153,10 +155,17 @@ class ServedReplicas(AbstractReplicas):
         return self._session.fetch_state(state) if self._settings.form == "gradient" and is_asking else state
 
     def memory(self) -> Mapping[str, Entry]:
-        """The centre, in place of rank 0's own weights: with any plan a run goes on from it."""
-        if self._session.places is self._session.parameters:
-            return {}
-        return {f"parameter/{name}": Entry(REPLICATED, (tensor,)) for name, tensor in self._session.places.items()}
+        """The centre, in place of rank 0's own weights, or the weights of which ranks are sent less than all digits:
+        with any plan a run goes on from them."""
+        session = self._session
+        found = self._fetch_whole() or ({} if session.places is session.parameters else session.places)
+        return {f"parameter/{name}": Entry(REPLICATED, (tensor,)) for name, tensor in found.items()}
+
+    def _fetch_whole(self) -> dict[str, Tensor]:
+        """The weights as the servers hold them, on every rank that meets the others, else on rank 0; nothing where
+        ranks have them anyway."""
+        is_asking = self.is_synchronous or self.mesh.rank == 0
+        return self._session.fetch_weights() if is_asking and not self._session.has_exact_weights else {}
 
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
         """Rank 0 begins again, from the weights and the optimizer state of the checkpoint; so do the servers."""
