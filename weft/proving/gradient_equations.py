@@ -145,7 +145,7 @@ class _Follower:
         options = dict(plan.consistency.parameters)
         self._setup = setup
         self._size = plan.num_ranks
-        self._by_arrival = plan.consistency.name == "async" or options.get("commit") == "arrival"
+        self._by_arrival = plan.commits_on_arrival
         self._rate = str(options.get("lr", "share"))
         self._pushes_difference = options.get("push") == "difference"
         self._parts = int(options.get("parts", 1))

@@ -25,16 +25,13 @@ import torch
 from torch import Tensor
 
 from weft.distributed.consistency.elastic import draw_centre
+from weft.specs.axes import Sends
 from weft.training.gradients import clip_by_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
 
-__all__ = ["Contribution", "Form", "Rate", "Shard", "weighted_sum"]
+__all__ = ["Contribution", "Rate", "Shard", "weighted_sum"]
 
 Rate = Literal["together", "share", "staleness", "full"]
-
-Form = Literal["gradient", "difference", "elastic"]
-"""The tensors that are pushed: gradients, for the shard's optimizer; differences of weights, which are added; or the
-weights of a rank, which draw the centre, which the shard holds, towards themselves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +69,7 @@ class Shard:
         *,
         rate: Rate,
         num_workers: int,
-        form: Form = "gradient",
+        form: Sends = "gradient",
         alpha: float = 0.0,
         clip_norm: float | None = None,
     ) -> None:
@@ -173,7 +170,7 @@ class Shard:
         self.state = self._optimizer.update(total, self._pieces, self.state, factor * lr)
 
     def _move(self, piece: Tensor, pushed: Tensor, factor: float) -> None:
-        if self._form == "elastic":
+        if self._form == "weights":
             draw_centre(piece, pushed, self._alpha)
         else:
             piece.add_(pushed, alpha=factor)
