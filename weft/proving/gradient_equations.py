@@ -148,7 +148,7 @@ class _Follower:
         options = dict(plan.consistency.parameters)
         self._setup = setup
         self._size = plan.num_ranks
-        self._by_arrival = plan.consistency.name == "async" or options.get("commit") == "arrival"
+        self._by_arrival = plan.commits_on_arrival
         self._round = rounding_of(plan)
         self._is_joined = plan.ranks_per_host > 1
         self._rate = str(options.get("lr", "share"))

@@ -17,7 +17,7 @@ from weft.proving.proof import clone
 from weft.proving.reference import Replica
 from weft.specs.plan import Choice
 
-__all__ = ["EQUATIONS", "AbstractEquations", "Weights"]
+__all__ = ["AbstractEquations", "ElasticEquations", "GossipEquations", "LocalEquations", "Weights"]
 
 Weights = dict[str, Tensor]
 
@@ -121,13 +121,6 @@ class ElasticEquations(AbstractEquations):
 
     def after_update(self, step: int, counts: Sequence[float]) -> None:
         pass
-
-
-EQUATIONS: Mapping[str, type[LocalEquations] | type[GossipEquations] | type[ElasticEquations]] = {
-    "local": LocalEquations,
-    "gossip": GossipEquations,
-    "elastic": ElasticEquations,
-}
 
 
 def _weighted_sum(weights: Sequence[Mapping[str, Tensor]], factors: Sequence[float]) -> Weights:

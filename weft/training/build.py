@@ -139,7 +139,7 @@ def check_recipe(recipe: Recipe, *, is_training: bool = True) -> None:
     if plan.num_replicas > mutable.batch_size:
         numbers = f"ranks: {plan.num_replicas}, batch_size: {mutable.batch_size}"
         raise RecipeError(f"more ranks than samples in a batch ({numbers}); raise batch_size or use fewer ranks")
-    if plan.consistency.name == "backup" or plan.consistency.get("commit", "") == "clock":
+    if plan.channel == "servers" and not plan.is_synchronous and not plan.commits_on_arrival:
         _check_clipping(mutable, plan)
 
 

@@ -2,17 +2,17 @@
 
 from weft.distributed.consistency.relaxed import RelaxedReplicas
 from weft.distributed.group.group import AbstractGroup
-from weft.specs.axes import AXES
 from weft.specs.loading import load
-from weft.specs.plan import Choice
+from weft.specs.plan import Choice, value_of
 from weft.training.replicas import AbstractReplicas
 
 __all__ = ["relax"]
 
 
 def relax(base: AbstractReplicas, group: AbstractGroup, choice: Choice) -> AbstractReplicas:
-    """The replicas with this consistency; `base`, the synchronous ones, as they are for `sync`."""
-    if choice.name == "sync":
+    """The replicas with this consistency; `base`, the synchronous ones, as they are where it is synchronous."""
+    value = value_of("consistency", choice)
+    if value.traits.is_synchronous:
         return base
-    scheme = load(AXES["consistency"][choice.name].realised_by["all_reduce"])(group, choice)
+    scheme = load(value.realised_by["all_reduce"])(group, choice)
     return RelaxedReplicas(group, base, scheme, str(choice), int(choice.get("after", 0)))

@@ -56,7 +56,7 @@ class Session:
         self.parameters = {name: p.detach() for name, p in model.parameters.items() if p.requires_grad}
         frozen = [p.detach() for p in model.parameters.values() if not p.requires_grad]
         self._untrained = [*frozen, *(buffer.detach() for buffer in model.buffers.values())]
-        has_centre = self._settings.form == "elastic"
+        has_centre = self._settings.form == "weights"
         self.places = {n: torch.empty_like(p) for n, p in self.parameters.items()} if has_centre else self.parameters
         cuts = cut_evenly(self.parameters, self._settings.num_shards, may_cut=self._settings.may_cut)
         addresses = self._settings.shards

@@ -26,16 +26,13 @@ from torch import Tensor
 
 from weft.distributed.codecs import AbstractCodec, ExactCodec, Piece, bucket_pieces
 from weft.distributed.consistency.elastic import draw_centre
+from weft.specs.axes import Sends
 from weft.training.gradients import clip_by_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
 
-__all__ = ["Contribution", "Form", "Rate", "Shard", "weighted_sum"]
+__all__ = ["Contribution", "Rate", "Shard", "weighted_sum"]
 
 Rate = Literal["together", "share", "staleness", "full"]
-
-Form = Literal["gradient", "difference", "elastic"]
-"""The tensors that are pushed: gradients, for the shard's optimizer; differences of weights, which are added; or the
-weights of a rank, which draw the centre, which the shard holds, towards themselves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +71,7 @@ class Shard:
         *,
         rate: Rate,
         num_workers: int,
-        form: Form = "gradient",
+        form: Sends = "gradient",
         alpha: float = 0.0,
         clip_norm: float | None = None,
         codec: AbstractCodec | None = None,
@@ -184,7 +181,7 @@ class Shard:
 
     def _move(self, name: str, pushed: Tensor, factor: float) -> None:
         piece = self._pieces[name]
-        if self._form == "elastic":
+        if self._form == "weights":
             draw_centre(piece, pushed, self._alpha, seen=self._seen(int(name)))
         else:
             piece.add_(pushed, alpha=factor)

@@ -259,7 +259,7 @@ class ShardRun:
             del self.pending[contribution.rank, contribution.step]
             if contribution.host is not None:
                 self._answers.owe(contribution.host)
-        if self._spec.settings.form == "elastic":
+        if self._spec.settings.form == "weights":
             for rank, _ in pushes:
                 self._ranks[rank].centre = self._state.shard.weights
         self._answers.loss = self._state.commit(contributions, factor)

@@ -162,7 +162,7 @@ class ShardState:
         is made on a copy."""
         weights = self.shard.weights
         is_read = self._in_flight.is_read(weights)
-        if is_read or self._spec.settings.form == "elastic":
+        if is_read or self._spec.settings.form == "weights":
             self.shard.move_to(self._in_flight.take_free() or self._make_memory(weights))
         loss = self.shard.commit(contributions, clip_factor)
         self.save(is_due=self._mailbox.clock.now() - self._saved_at >= SNAPSHOT_SECONDS)

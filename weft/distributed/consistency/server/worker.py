@@ -53,7 +53,7 @@ class ServedReplicas(AbstractReplicas):
         self._on_joined = on_joined
         self._buffers = buffers
         self._session = Session(mailbox, settings, seeds)
-        make_steps = ElasticSteps if settings.form == "elastic" else GradientSteps
+        make_steps = ElasticSteps if settings.form == "weights" else GradientSteps
         self._steps: ElasticSteps | GradientSteps = make_steps(self._session, settings)
 
     @property
