@@ -77,7 +77,7 @@ def _equations_of(plan: Plan, replicas: Sequence[Replica]) -> AbstractEquations 
     if plan.is_synchronous:
         return None
     found: AbstractEquations = load(value_of("consistency", plan.consistency).equations["all_reduce"])(
-        plan.consistency, replicas
+        plan.consistency, replicas, rounding_of(plan)
     )
     return found
 

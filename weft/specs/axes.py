@@ -58,10 +58,10 @@ class Value:
     `unbounded` names the whole numbers that may be `inf`; `limits` are the other rules of its parameters.
 
     Of a consistency, `realised_by` is the import path of its implementation for each channel that it has: in a group of
-    all ranks a function of (group, choice) that returns a scheme, at servers one of (choice, num_workers, is_fresh)
-    that returns a policy. Synchronous ranks of a group need no scheme, and neighbours have a channel of their own:
-    there the path says where to look, and is not called. `neighbours_if` names the words of parameters with which ranks
-    reach their neighbours alone. `equations` are those that a proof holds ranks to, for each channel whose proof asks
+    all ranks a function of (group, choice, codec) that returns a scheme, at servers one of (choice, num_workers,
+    is_fresh) that returns a policy. Synchronous ranks of a group need no scheme, and neighbours have a channel of their
+    own: there the path says where to look, and is not called. `neighbours_if` names the words of parameters with which
+    ranks reach their neighbours alone. `equations` are those that a proof holds ranks to, for each channel whose proof asks
     for some: in a group a subclass of AbstractEquations, at servers a function of (case, decisions) that returns the
     tensors that the training should end with.
 

@@ -34,4 +34,4 @@ def replicas_in(group: AbstractGroup, plan: Plan, *, buffers: Literal["mean", "r
     groups = MeshGroups(group, plan.mesh(group.rank))
     codec = make_codec(plan.compress)
     synchronous = DataParallel(groups.replicas, world=groups.world, mesh=groups.mesh, buffers=buffers, codec=codec)
-    return relax(synchronous, groups.replicas, plan.consistency)
+    return relax(synchronous, groups.replicas, plan.consistency, make_codec(plan.compress))

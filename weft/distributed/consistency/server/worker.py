@@ -164,8 +164,9 @@ class ServedReplicas(AbstractReplicas):
     def _fetch_whole(self) -> dict[str, Tensor]:
         """The weights as the servers hold them, on every rank that meets the others, else on rank 0; nothing where
         ranks have them anyway."""
-        is_asking = self.is_synchronous or self.mesh.rank == 0
-        return self._session.fetch_weights() if is_asking and not self._session.has_exact_weights else {}
+        if self._session.has_exact_weights or not (self.is_synchronous or self.mesh.rank == 0):
+            return {}
+        return self._session.fetch_weights()
 
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
         """Rank 0 begins again, from the weights and the optimizer state of the checkpoint; so do the servers."""
