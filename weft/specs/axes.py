@@ -61,9 +61,9 @@ class Value:
     all ranks a function of (group, choice, codec) that returns a scheme, at servers one of (choice, num_workers,
     is_fresh) that returns a policy. Synchronous ranks of a group need no scheme, and neighbours have a channel of their
     own: there the path says where to look, and is not called. `neighbours_if` names the words of parameters with which
-    ranks reach their neighbours alone. `equations` are those that a proof holds ranks to, for each channel whose proof asks
-    for some: in a group a subclass of AbstractEquations, at servers a function of (case, decisions) that returns the
-    tensors that the training should end with.
+    ranks reach their neighbours alone. `equations` are those that a proof holds ranks to, for each channel whose proof
+    asks for some: in a group a subclass of AbstractEquations, at servers a function of (case, decisions) that returns
+    the tensors that the training should end with.
 
     Two parameters mean the same in every consistency: `steps` from one exchange to the next, and `after` so many
     synchronous steps.
