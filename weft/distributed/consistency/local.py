@@ -134,7 +134,6 @@ class LocalAveraging(AbstractGroupScheme):
 
     def memory(self) -> Memory:
         memory = {"local/round": (PER_RANK, self._round)}
-        memory |= {f"local/common/{name}": (REPLICATED, common) for name, common in self._common.items()}
         if self._outer is not None:
             for name, anchor in self._outer.anchor.items():
                 memory[f"local/anchor/{name}"] = REPLICATED, anchor
@@ -146,22 +145,12 @@ class LocalAveraging(AbstractGroupScheme):
         own = entries.get("local/round")
         if own is not None and len(own.parts) == self._group.size:
             self._round.copy_(own.parts[self._group.rank])
-        self._remember_common(entries)
+        assert self._codec.is_exact or not self._round[1], "ranks save where they meet, with the same weights"
         if self._outer is not None and all(f"local/anchor/{name}" in entries for name in self._parameters):
             names = self._parameters
             write(self._outer.anchor, {name: entries[f"local/anchor/{name}"].parts[0] for name in names})
             velocities = {name: {"velocity": entries[f"local/velocity/{name}"].parts[0]} for name in names}
             self._outer.state = replace(self._outer.state, slots=velocities)
-
-    def _remember_common(self, entries: Mapping[str, Entry]) -> None:
-        """Any weights will do that are the same on all ranks: rank 0's, where a checkpoint without a codec has none."""
-        found = {name: entries.get(f"local/common/{name}") for name in self._common}
-        for name, common in self._common.items():
-            entry = found[name]
-            if entry is not None:
-                common.copy_(entry.parts[0])
-            elif self._round[1]:
-                self._group.broadcast(common)
 
     @property
     def _parcel(self) -> Parcel:
