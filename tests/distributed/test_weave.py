@@ -19,6 +19,7 @@ from weft.distributed.placement.buckets import plan_buckets
 from weft.distributed.virtual import run_virtual
 from weft.distributed.weave import GradientHooks, SharedLoader, weave
 from weft.errors import PlanError, UsageError
+from weft.training.sampling import share
 
 Weights = dict[str, list[float]]
 
@@ -75,6 +76,9 @@ SCRIPTS = {
     "sharded, Adagrad, which has state from the start": Script(plan="shard", optimizer="Adagrad"),
 }
 
+LOSSY = {"bf16": 2**-6, "fp16": 2**-9}
+"""How far weights may be off that were trained by rounded gradients."""
+
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 @pytest.mark.parametrize("size", [2, 3])
@@ -84,6 +88,42 @@ def test_ranks_give_what_one_process_gives(script: Script, size: int, on_ranks: 
     assert all(result == results[0] for result in results)
     for name, values in alone.items():
         assert results[0][name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_compressed_gradients_train_nearly_the_same(codec: str, on_ranks: OnRanks) -> None:
+    alone, results = Script().run(), on_ranks(Script(plan=f"data compress={codec}").run, 3)
+    assert all(result == results[0] for result in results)
+    assert results[0] != alone
+    for name, values in alone.items():
+        assert results[0][name] == pytest.approx(values, abs=LOSSY[codec]), name
+
+
+@pytest.mark.parametrize("codec", [torch.bfloat16, torch.float16])
+def test_gradients_are_the_decoded_means(codec: torch.dtype, on_ranks: OnRanks) -> None:
+    """Of two ranks: q(q(g_0 / 2) + q(g_1 / 2)), the same bits on both."""
+    x, y = torch.randn(8, 3), torch.randn(8, 1)
+
+    def gradient_of(indices: Tensor, model: nn.Linear) -> Tensor:
+        (found,) = torch.autograd.grad(nn.functional.mse_loss(model(x[indices]), y[indices]), [model.weight])
+        return found
+
+    def script() -> tuple[Tensor, Tensor]:
+        model = nn.Linear(3, 1)
+        nn.init.constant_(model.weight, 0.3)
+        nn.init.constant_(model.bias, 0.1)
+        shares = [share(torch.arange(8), rank, 2) for rank in range(2)]
+        halves = [(gradient_of(indices, model) / 2).to(codec) for indices in shares]
+        name = "bf16" if codec is torch.bfloat16 else "fp16"
+        optimizer, loader = torch.optim.SGD(model.parameters()), DataLoader(TensorDataset(x, y), 8)
+        model, _, loader = weave(model, optimizer, loader, plan=f"data=2 compress={name}")
+        for inputs, targets in loader:
+            nn.functional.mse_loss(model(inputs), targets).backward()
+        assert model.weight.grad is not None
+        return model.weight.grad, (halves[0].float() + halves[1].float()).to(codec).float()
+
+    for found, expected in on_ranks(script, 2):
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -60,7 +60,7 @@ def test_ranks_without_samples_follow_too() -> None:
 def test_enough_steps_are_traced_to_see_two_meetings() -> None:
     def of(text: str) -> tuple[int, int]:
         plan = parse_plan(f"data=2 consistency={text}")
-        return Lockstep().steps_needed(plan, 5), first_step_of(plan.consistency)
+        return Lockstep().steps_needed(plan, 5), first_step_of(plan)
 
     assert of("local(8)") == (17, 0)
     assert of("local(8,after=100)") == (18, 99)

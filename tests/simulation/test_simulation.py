@@ -117,6 +117,16 @@ def test_every_topology_trains_to_nearly_the_same_loss(tmp_path: Path, plan: str
     assert (many.num_bytes > 0) == (plan != "data=1")
 
 
+@pytest.mark.parametrize(
+    "plan", ["data=8", "data=4 consistency=async topology=server", "data=4 consistency=elastic(2)"]
+)
+def test_compression_takes_less_time_on_the_wire(tmp_path: Path, plan: str) -> None:
+    whole, halved = (run(tmp_path / c, tiny(f"{plan} compress={c}")).record for c in ("none", "bf16"))
+    values = [record.repetitions[0].values for record in (whole, halved)]
+    assert values[1]["bytes_per_step"] == pytest.approx(values[0]["bytes_per_step"] / 2)
+    assert values[1]["communication_exposed"] < 0.75 * values[0]["communication_exposed"]
+
+
 def test_a_named_algorithm_is_the_one_that_is_used(tmp_path: Path) -> None:
     ring, tree = (run(tmp_path / name, tiny(f"data=4 topology={name}")) for name in ("ring", "tree"))
     assert ring.num_messages > tree.num_messages, "a ring of 4 takes 6 rounds of 4 messages, a tree 6 messages"

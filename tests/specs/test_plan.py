@@ -10,7 +10,7 @@ from weft.errors import PlanError
 from weft.specs.axes import AXES, DEGREES
 from weft.specs.parsing import parse_plan
 from weft.specs.plan import Choice, Plan
-from weft.specs.refusals import REFUSALS, check_plan
+from weft.specs.refusals import REFUSALS, Refusal, check_plan, refusals_of
 
 
 def available(axis: str) -> list[str]:
@@ -122,8 +122,19 @@ def with_parameters(choice: Choice, **parameters: float | str) -> Choice:
     return Choice(choice.name, tuple({**dict(choice.parameters), **parameters}.items()))
 
 
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda r: r.reason)
-def test_the_nearest_plan_of_every_refusal_is_valid(refusal: object) -> None:
+LIMITS = [limit for axis, values in AXES.items() for name in values for limit in refusals_of(axis, Choice(name))]
+
+
+def applies(refusal: Refusal, plan: Plan) -> bool:
+    """A limit of one value's parameters looks for them in every plan."""
+    try:
+        return refusal.applies(plan)
+    except KeyError:
+        return False
+
+
+@pytest.mark.parametrize("refusal", [*REFUSALS, *LIMITS], ids=lambda r: r.reason)
+def test_the_nearest_plan_of_every_refusal_is_valid(refusal: Refusal) -> None:
     refused = [
         Plan(data=data, topology=Choice(name, ((key, n),)))
         for data in range(1, 9)
@@ -154,10 +165,10 @@ def test_the_nearest_plan_of_every_refusal_is_valid(refusal: object) -> None:
         Plan(data=2, consistency=usual["async"], topology=with_parameters(server, inner=3)),
         Plan(data=4, consistency=with_parameters(usual["async"], parts=2), topology=with_parameters(server, inner=2)),
     ]
-    hits = [plan for plan in refused if refusal.applies(plan)]  # type: ignore[attr-defined]
+    hits = [plan for plan in refused if applies(refusal, plan)]
     assert hits
     for plan in hits:
-        check_plan(refusal.cure(plan))  # type: ignore[attr-defined]
+        check_plan(refusal.cure(plan))
 
 
 def test_zero_is_a_bound_and_a_number_of_backup_workers() -> None:

@@ -52,7 +52,7 @@ def prove(
 
     chosen = with_plan(with_settings(find_recipe(recipe), settings or []), plan, workers)
     shown: dict[str, Any]
-    is_relaxed = not executor and chosen.mutable.plan.consistency.name != "sync"
+    is_relaxed = not executor and not chosen.mutable.plan.is_synchronous
     if is_relaxed and seeds:
         check_target(chosen, seeds)
     if executor:

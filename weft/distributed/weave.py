@@ -78,11 +78,11 @@ def _plan_for(plan: Plan | str, num_ranks: int) -> Plan:
     if wanted.num_ranks != num_ranks:
         numbers = f"plan: {wanted.num_ranks}, ranks: {num_ranks}"
         raise PlanError(f"plan needs another number of ranks than were started ({numbers}); use plan='data'")
-    if wanted.topology.name == "server":
+    if wanted.num_shards:
         raise PlanError("servers update parameters themselves, a script's own optimizer does too; use topology=native")
-    if wanted.consistency.name != "sync":
+    if not wanted.is_synchronous:
         raise PlanError(
-            f"a script's own optimizer takes synchronous steps (consistency: {wanted.consistency.name}); leave it out"
+            f"a script's own optimizer takes synchronous steps (consistency: {wanted.consistency}); leave it out"
         )
     return wanted
 

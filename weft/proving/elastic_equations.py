@@ -3,6 +3,8 @@
     shard 0   r1 r0 r0 r1 ...      visits, each of a rank with the weights that it had before the first step of its
     shard 1   r0 r1 r0 r1 ...      next tau; a rank that has been at all shards takes these steps
 
+With a codec a rank is welcomed with q(centre), and the force is alpha (q(x) - q(centre)).
+
 No servers, messages or settings: only the plan, the records and the recipe.
 """
 
@@ -20,6 +22,7 @@ from weft.graph import State
 from weft.proving.method import Case
 from weft.proving.proof import clone
 from weft.proving.reference import Replica, gradients_at, replicas_of, share_of, update_of
+from weft.proving.rounding import rounding_of
 from weft.specs import Plan
 from weft.training.build import build_task
 from weft.training.loop import Task
@@ -70,6 +73,7 @@ class _Follower:
         self._size = plan.num_ranks
         self._period = int(plan.consistency["steps"])
         self._alpha = float(plan.consistency["beta"]) / plan.num_ranks
+        self._round = rounding_of(plan)
         self.ranks: list[_Rank] = []
         self.centre = clone(model.parameters)
         trained = {name: p.detach() for name, p in model.parameters.items() if p.requires_grad}
@@ -93,7 +97,7 @@ class _Follower:
         """A rank begins at the centre, which others may have moved by then."""
         rank.welcomes.add(shard)
         for piece in self._cuts[shard]:
-            piece.of(rank.replica.weights[piece.name]).copy_(piece.of(self.centre[piece.name]))
+            piece.of(rank.replica.weights[piece.name]).copy_(self._round(piece.of(self.centre[piece.name])))
 
     def _visit(self, shard: int, push: Push) -> None:
         rank, stint = self.ranks[push[0]], push[1]
@@ -104,7 +108,8 @@ class _Follower:
         with torch.no_grad():
             for piece in self._cuts[shard]:
                 centre = piece.of(self.centre[piece.name].detach())
-                force = (piece.of(rank.visitor[piece.name].detach()) - centre) * self._alpha
+                visitor = piece.of(rank.visitor[piece.name].detach())
+                force = (self._round(visitor) - self._round(centre)) * self._alpha
                 centre += force
                 piece.of(rank.replica.weights[piece.name].detach()).sub_(force)
         rank.shards.add(shard)

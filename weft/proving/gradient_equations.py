@@ -9,6 +9,8 @@
     differences     w <- w + c d                   d: by how much the rank's own optimizer changed its weights
     in parts        g = sum s_i g_i / s            s: the mean of the shares of the steps since the shard's last turn
 
+With a codec what is pushed is q(g), what is joined q(mean of q(g_i)), and a rank computes at q(w).
+
 U is the plain optimizer. Of each shard there is a model of whole tensors, updated in the shard's order, in which only
 the elements count that the shard holds. No shards, policies, messages or settings: only the plan and the records.
 """
@@ -26,6 +28,7 @@ from weft.errors import CorruptFileError
 from weft.proving.proof import clone
 from weft.proving.reference import Replica
 from weft.proving.relaxed_equations import Weights
+from weft.proving.rounding import round_all, rounding_of
 from weft.specs import Plan
 from weft.training.gradients import clip_by_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
@@ -145,7 +148,9 @@ class _Follower:
         options = dict(plan.consistency.parameters)
         self._setup = setup
         self._size = plan.num_ranks
-        self._by_arrival = plan.consistency.name == "async" or options.get("commit") == "arrival"
+        self._by_arrival = plan.commits_on_arrival
+        self._round = rounding_of(plan)
+        self._is_joined = plan.ranks_per_host > 1
         self._rate = str(options.get("lr", "share"))
         self._pushes_difference = options.get("push") == "difference"
         self._parts = int(options.get("parts", 1))
@@ -180,7 +185,7 @@ class _Follower:
             sent = order.sent.setdefault(event.rank, [])
             # In a step in which shard 0 only deals out work, it sends no weights.
             is_empty = shard == 0 and len(sent) > 0 and (len(sent) - 1) % self._parts > 0
-            sent.append((order.version, None if is_empty else clone(order.model)))
+            sent.append((order.version, None if is_empty else round_all(self._round, order.model)))
 
     # Steps of a rank.
 
@@ -218,13 +223,16 @@ class _Follower:
         for shard, held in enumerate(own.held):
             held.append((computed.share, given))
             is_due = shard % self._parts == own.turn % self._parts
-            if self._parts == 1:
-                own.pushed[shard, step] = computed.share, given
-            else:
-                own.pushed[shard, step] = _add_up(held) if is_due else (computed.share, {})
+            share_pushed, total = computed.share, given
+            if self._parts > 1:
+                share_pushed, total = _add_up(held) if is_due else (computed.share, {})
+            own.pushed[shard, step] = share_pushed, self._sent(total)
             if is_due:
                 own.held[shard] = []
         own.turn += 1
+
+    def _sent(self, gradients: Gradients) -> Gradients:
+        return {name: None if tensor is None else self._round(tensor) for name, tensor in gradients.items()}
 
     def _own_gradient(self, computed: Computed) -> Gradients:
         """A gradient that is used singly is clipped by its rank; the sum of a round, when it is there."""
@@ -258,7 +266,8 @@ class _Follower:
             if len(pushes) < self._size and whole:
                 shares = [share / whole for share in shares]
         if any(shares):
-            self._update(order, _mean(given, shares, order.model), factor, computed[0].lr)
+            total = _mean(given, shares, order.model)
+            self._update(order, self._sent(total) if self._is_joined else total, factor, computed[0].lr)
         order.version += 1
 
     def _update(self, order: _Order, total: Gradients, factor: float, lr: float) -> None:

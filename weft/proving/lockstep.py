@@ -33,9 +33,11 @@ from weft.proving.reference import (
     update_of,
     weigh_shares,
 )
-from weft.proving.relaxed_equations import EQUATIONS, AbstractEquations
+from weft.proving.relaxed_equations import AbstractEquations
 from weft.proving.rounding import Rounding, hop_error, round_all, rounding_of
-from weft.specs import Choice, Plan
+from weft.specs import Plan
+from weft.specs.loading import load
+from weft.specs.plan import value_of
 from weft.training.build import build_task
 from weft.training.loop import Task, take_step
 from weft.training.replicas import AbstractReplicas
@@ -53,10 +55,9 @@ class Lockstep(AbstractMethod):
 
     def steps_needed(self, plan: Plan, num_steps: int) -> int:
         """Enough to see two meetings and what follows them, and the last synchronous step where there are some."""
-        if plan.consistency.name == "sync":
+        if plan.is_synchronous:
             return num_steps
-        period = int(plan.consistency.get("steps", 1))
-        return max(num_steps, 2 * period + 1 + (_after(plan.consistency) > 0))
+        return max(num_steps, 2 * plan.period + 1 + (plan.num_synchronous_steps > 0))
 
     def trace(self, case: Case, replicas: AbstractReplicas) -> dict[str, Tensor]:
         return pack_trace(trace_ranks(case, replicas))
@@ -66,13 +67,19 @@ class Lockstep(AbstractMethod):
         return compare_ranks([unpack_trace(found) for found in runs[0].ranks], trace_references(case), case)
 
 
-def first_step_of(choice: Choice) -> int:
+def first_step_of(plan: Plan) -> int:
     """The step from which to trace: the last synchronous one, where there are some."""
-    return max(0, _after(choice) - 1)
+    return max(0, plan.num_synchronous_steps - 1)
 
 
-def _after(choice: Choice) -> int:
-    return int(choice.get("after", 0))
+def _equations_of(plan: Plan, replicas: Sequence[Replica]) -> AbstractEquations | None:
+    """Of a relaxed plan, as the table of axes names them."""
+    if plan.is_synchronous:
+        return None
+    found: AbstractEquations = load(value_of("consistency", plan.consistency).equations["all_reduce"])(
+        plan.consistency, replicas, rounding_of(plan)
+    )
+    return found
 
 
 def trace_ranks(case: Case, replicas: AbstractReplicas) -> Trace:
@@ -80,7 +87,7 @@ def trace_ranks(case: Case, replicas: AbstractReplicas) -> Trace:
     task, state = build_task(case.recipe, case.splits, case.seed, replicas)
     spoil(state, replicas)
     replicas.join(state.model)
-    first = first_step_of(case.plan.consistency)
+    first = first_step_of(case.plan)
     if first:
         replicas.remember(first, {})
         state = replace(state, optimizer=begin_late(state.optimizer, first))
@@ -97,11 +104,11 @@ def trace_ranks(case: Case, replicas: AbstractReplicas) -> Trace:
 def trace_references(case: Case) -> list[Trace]:
     """The trace of every replica, in their order."""
     task, state = build_task(case.recipe, case.splits, case.seed)
-    plan, choice, num_replicas = case.plan, case.plan.consistency, case.plan.num_replicas
-    first, after = first_step_of(choice), _after(choice)
+    plan, num_replicas = case.plan, case.plan.num_replicas
+    first, after = first_step_of(plan), plan.num_synchronous_steps
     state = replace(state, optimizer=begin_late(state.optimizer, first)) if first else state
     replicas = replicas_of(state, case.seed, num_replicas)
-    equations = None if choice.name == "sync" else EQUATIONS[choice.name](choice, replicas)
+    equations = _equations_of(plan, replicas)
     together = Together(plan, replicas)
     place, samples = place_before_the_end(task, case.num_steps), 0
     traces: list[Trace] = [[] for _ in replicas]
@@ -224,6 +231,6 @@ def _first_apart(ranks: Sequence[Mapping[str, Tensor]], references: Sequence[Map
 
 
 def _shown(case: Case, num_steps: int) -> str:
-    if case.plan.consistency.name == "sync":
+    if case.plan.is_synchronous:
         return f"{case.plan.num_ranks} ranks gave the parameters of one rank after each of {num_steps} steps"
     return f"{case.plan.num_ranks} ranks followed the equations of their consistency for {num_steps} steps"

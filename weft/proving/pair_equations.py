@@ -7,6 +7,9 @@
     step r         x_r  <-  x_r - lr g_r(x before the pairs of this turn)
     mix r, of H    x_r  <-  mean of x_r and all x_j, j in H, as their turn began; then its step      (Lian et al., 2017)
 
+With a codec q, a pair leaves x_a + (q(x_p) - q(x_a)) / 2 and x_p + (q(x_a) - q(x_p)) / 2, and a mix
+x_r + sum_j (q(x_j) - q(x_r)) / (1 + |H|).
+
 The reference knows events, and nothing of how ranks reach each other.
 """
 
@@ -19,6 +22,8 @@ from weft.errors import CorruptFileError
 from weft.proving.method import Case
 from weft.proving.proof import Trace, clone, copy_of
 from weft.proving.reference import Replica, gradients_at, replicas_of, share_of, update_of
+from weft.proving.relaxed_equations import Weights
+from weft.proving.rounding import Rounding, rounding_of
 from weft.training.build import build_task
 from weft.training.loop import Task, TrainingState
 
@@ -28,7 +33,7 @@ __all__ = ["trace_pairs"]
 def trace_pairs(case: Case, journals: Sequence[Sequence[Event]]) -> tuple[list[Trace], dict[int, dict[str, Tensor]]]:
     """The weights and slots of every rank after each of its steps, and the mean of each evaluation."""
     task, state = build_task(case.recipe, case.splits, case.seed)
-    reference = _Reference(task, state, case.seed, journals)
+    reference = _Reference(task, state, case.seed, journals, rounding_of(case.plan))
     while reference.move_on():
         pass
     left = [(rank, events[0]) for rank, events in enumerate(reference.left) if events]
@@ -41,8 +46,16 @@ def trace_pairs(case: Case, journals: Sequence[Sequence[Event]]) -> tuple[list[T
 class _Reference:
     """All replicas at once."""
 
-    def __init__(self, task: Task, state: TrainingState, seed: int, journals: Sequence[Sequence[Event]]) -> None:
+    def __init__(
+        self,
+        task: Task,
+        state: TrainingState,
+        seed: int,
+        journals: Sequence[Sequence[Event]],
+        rounding: Rounding,
+    ) -> None:
         self.task = task
+        self.round = rounding
         self.model = state.model
         self.size = len(journals)
         self.left = [list(events) for events in journals]
@@ -74,9 +87,9 @@ class _Reference:
                 theirs = self.began.get((other, turn))
                 if theirs is None:
                     return False
-                mean = {name: (tensor + theirs[name]) / 2 for name, tensor in weights.items()}
-                weights.update(mean)
-                self.answers[other, turn, rank] = clone(mean)
+                mine, answer = self._pair(weights, theirs)
+                weights.update(mine)
+                self.answers[other, turn, rank] = answer
             case Step(turn, partner):
                 if partner != NOBODY and (rank, turn, partner) not in self.answers:
                     return False
@@ -85,10 +98,7 @@ class _Reference:
             case Mix(turn, ranks):
                 if any((other, turn) not in self.began for other in ranks):
                     return False
-                alike = 1 / (1 + len(ranks))
-                for name, tensor in weights.items():
-                    others = sum(alike * self.began[other, turn][name] for other in ranks)
-                    weights[name] = alike * tensor + others
+                weights.update(self._mix(weights, [self.began[other, turn] for other in ranks]))
                 self._step(rank, turn)
             case Look(number):
                 self.looks[rank, number] = clone(weights)
@@ -101,6 +111,25 @@ class _Reference:
                     for name, first in copies[0].items()
                 }
         return True
+
+    def _pair(self, mine: Weights, theirs: Weights) -> tuple[Weights, Weights]:
+        """What a pair leaves on both ends."""
+        if self.round.is_exact:
+            mean = {name: (tensor + theirs[name]) / 2 for name, tensor in mine.items()}
+            return mean, clone(mean)
+        apart = {name: self.round(theirs[name]) - self.round(tensor) for name, tensor in mine.items()}
+        moved = {name: tensor.detach() + apart[name] / 2 for name, tensor in mine.items()}
+        return moved, {name: tensor.detach() - apart[name] / 2 for name, tensor in theirs.items()}
+
+    def _mix(self, mine: Weights, others: Sequence[Weights]) -> Weights:
+        alike = 1 / (1 + len(others))
+        if self.round.is_exact:
+            return {n: alike * tensor + sum(alike * other[n] for other in others) for n, tensor in mine.items()}
+        mixed = clone(mine)
+        for name, tensor in mine.items():
+            for other in others:
+                mixed[name] = mixed[name] + (self.round(other[name]) - self.round(tensor)) * alike
+        return mixed
 
     def _step(self, rank: int, turn: int) -> None:
         """The gradient of the weights that the turn began with, on the weights as the pairs have made them."""

@@ -35,7 +35,7 @@ METHODS: Mapping[Channel, AbstractMethod] = {
 
 def method_of(plan: Plan) -> AbstractMethod:
     """Synchronous ranks take the same steps, whichever way they reach each other."""
-    return METHODS["all_reduce" if plan.consistency.name == "sync" else plan.channel]
+    return METHODS["all_reduce" if plan.is_synchronous else plan.channel]
 
 
 def prove(

@@ -15,9 +15,10 @@ from torch import Tensor
 from weft.distributed.consistency.graphs import make_mixing
 from weft.proving.proof import clone
 from weft.proving.reference import Replica
+from weft.proving.rounding import Rounding, round_all
 from weft.specs.plan import Choice
 
-__all__ = ["EQUATIONS", "AbstractEquations", "Weights"]
+__all__ = ["AbstractEquations", "ElasticEquations", "GossipEquations", "LocalEquations", "Weights"]
 
 Weights = dict[str, Tensor]
 
@@ -25,8 +26,9 @@ Weights = dict[str, Tensor]
 class AbstractEquations(ABC):
     """The part of a scheme that is no rank's own: what one sees who sees all replicas at once."""
 
-    def __init__(self, choice: Choice, replicas: Sequence[Replica]) -> None:
+    def __init__(self, choice: Choice, replicas: Sequence[Replica], rounding: Rounding) -> None:
         self.choice = choice
+        self.round = rounding  # of what is sent
         self.replicas = replicas
         self.begin()
 
@@ -42,9 +44,13 @@ class AbstractEquations(ABC):
 
 @final
 class LocalEquations(AbstractEquations):
-    """x_r <- z after every H steps, z = sum_r c_r x_r, c_r the mean share of rank r; or an outer step towards z."""
+    """x_r <- z after every H steps, z = sum_r c_r x_r, c_r the mean share of rank r; or an outer step towards z.
+
+    With a codec q, z = a + q(sum_r q(c_r (x_r - a))), a the weights of the last meeting.
+    """
 
     def begin(self) -> None:
+        self.common = clone(self.replicas[0].weights)
         self.shares: list[Sequence[float]] = []
         self.anchor = clone(self.replicas[0].weights)
         self.velocity = {name: torch.zeros_like(tensor) for name, tensor in self.anchor.items()}
@@ -57,14 +63,24 @@ class LocalEquations(AbstractEquations):
         if (step + 1) % int(self.choice["steps"]):
             return
         totals = [sum(column) / len(self.shares) for column in zip(*self.shares, strict=True)]
-        agreed = _weighted_sum([replica.weights for replica in self.replicas], totals)
+        agreed = self._mean(totals)
         if self.choice["outer"] == "nesterov":
             agreed = self._outer_step(agreed)
         for replica in self.replicas:
             replica.weights.update(clone(agreed))
         if self.choice["state"] == "mean":
             self._average_slots(totals)
-        self.shares = []
+        self.shares, self.common = [], clone(agreed)
+
+    def _mean(self, totals: Sequence[float]) -> Weights:
+        if self.round.is_exact:
+            return _weighted_sum([replica.weights for replica in self.replicas], totals)
+        mean: Weights = {}
+        for name, common in self.common.items():
+            moved = [replica.weights[name].detach() - common for replica in self.replicas]
+            sent = [self.round(tensor * share) for tensor, share in zip(moved, totals, strict=True)]
+            mean[name] = common + self.round(sum(sent[1:], sent[0]))
+        return mean
 
     def _outer_step(self, mean: Weights) -> Weights:
         lr, momentum = float(self.choice["outer_lr"]), float(self.choice["outer_momentum"])
@@ -84,7 +100,10 @@ class LocalEquations(AbstractEquations):
 
 @final
 class GossipEquations(AbstractEquations):
-    """X <- W X - lr G (mixed during the gradient), or X <- W (X - lr G) (after the update)."""
+    """X <- W X - lr G (mixed during the gradient), or X <- W (X - lr G) (after the update).
+
+    With a codec q, x_r + sum_j W[r, j] (q(x_j) - q(x_r)) in the place of sum_j W[r, j] x_j.
+    """
 
     def begin(self) -> None:
         self.matrix = make_mixing(str(self.choice["graph"]), len(self.replicas)).matrix()
@@ -99,13 +118,28 @@ class GossipEquations(AbstractEquations):
 
     def _mix(self) -> None:
         before = [clone(replica.weights) for replica in self.replicas]
+        if not self.round.is_exact:
+            self._mix_rounded([round_all(self.round, weights) for weights in before])
+            return
         for replica, row in zip(self.replicas, self.matrix.tolist(), strict=True):
             replica.weights.update(_weighted_sum(before, row))
+
+    def _mix_rounded(self, seen: Sequence[Weights]) -> None:
+        for rank, (replica, row) in enumerate(zip(self.replicas, self.matrix.tolist(), strict=True)):
+            for name, weights in replica.weights.items():
+                total = weights.detach()
+                for other, weight in enumerate(row):
+                    if weight and other != rank:
+                        total = total + (seen[other][name] - seen[rank][name]) * weight
+                replica.weights[name] = total
 
 
 @final
 class ElasticEquations(AbstractEquations):
-    """On rank r's turn: f = alpha (x_r - c);  x_r <- x_r - f;  c <- c + f. Then its own update."""
+    """On rank r's turn: f = alpha (x_r - c);  x_r <- x_r - f;  c <- c + f. Then its own update.
+
+    With a codec q, f = alpha (q(x_r) - q(c)).
+    """
 
     def begin(self) -> None:
         self.centre = clone(self.replicas[0].weights)
@@ -115,19 +149,12 @@ class ElasticEquations(AbstractEquations):
         for rank in range(step % period, len(self.replicas), period):
             weights = self.replicas[rank].weights
             for name, centre in self.centre.items():
-                force = alpha * (weights[name] - centre)
+                force = alpha * (self.round(weights[name]) - self.round(centre))
                 weights[name] = weights[name] - force
                 self.centre[name] = centre + force
 
     def after_update(self, step: int, counts: Sequence[float]) -> None:
         pass
-
-
-EQUATIONS: Mapping[str, type[LocalEquations] | type[GossipEquations] | type[ElasticEquations]] = {
-    "local": LocalEquations,
-    "gossip": GossipEquations,
-    "elastic": ElasticEquations,
-}
 
 
 def _weighted_sum(weights: Sequence[Mapping[str, Tensor]], factors: Sequence[float]) -> Weights:

@@ -8,7 +8,8 @@ equally near the even one; numbers below the smallest normal one are multiples o
     fp16   11        2^-24
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,32 +18,38 @@ from weft.specs import Plan
 
 __all__ = ["Rounding", "hop_error", "round_all", "rounding_of"]
 
-Rounding = Callable[[Tensor], Tensor]
-"""From a tensor to another of its type."""
-
 DIGITS: Mapping[str, tuple[int, int]] = {"bf16": (8, -133), "fp16": (11, -24)}
 ROUNDED_ONCE = ("native", "direct", "server")
 """Topologies that add in 32 bits, in the order of ranks; others round at each hop."""
 
 
-def rounding_of(plan: Plan) -> Rounding:
-    """That of what a plan sends."""
-    if plan.compress.name == "none":
-        return lambda tensor: tensor
-    digits, least = DIGITS[plan.compress.name]
-    return lambda tensor: round_to(tensor, digits, least)
+@dataclass(frozen=True)
+class Rounding:
+    """To so many binary digits, and to multiples of 2^least; without digits none.
 
-
-def round_to(tensor: Tensor, digits: int, least: int) -> Tensor:
-    """To so many binary digits, and multiples of 2^least; in float64, which holds every step exactly.
-
-    >>> round_to(torch.tensor([1.0, 257.0, 259.0]), 8, -133)
+    >>> Rounding(8, -133)(torch.tensor([1.0, 257.0, 259.0]))
     tensor([  1., 256., 260.])
     """
-    exact = tensor.detach().float().double()
-    exponent = torch.frexp(exact).exponent
-    unit = torch.ldexp(torch.ones_like(exact), (exponent - digits).clamp(min=least))
-    return (torch.round(exact / unit) * unit).to(tensor.dtype)
+
+    digits: int | None = None
+    least: int = 0
+
+    @property
+    def is_exact(self) -> bool:
+        return self.digits is None
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """In float64, which holds every step exactly."""
+        if self.digits is None:
+            return tensor
+        exact = tensor.detach().float().double()
+        unit = torch.ldexp(torch.ones_like(exact), (torch.frexp(exact).exponent - self.digits).clamp(min=self.least))
+        return (torch.round(exact / unit) * unit).to(tensor.dtype)
+
+
+def rounding_of(plan: Plan) -> Rounding:
+    """That of what a plan sends."""
+    return Rounding() if plan.compress.name == "none" else Rounding(*DIGITS[plan.compress.name])
 
 
 def round_all(rounding: Rounding, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -20,20 +20,21 @@ from weft.distributed.placement.cut import cut_evenly
 from weft.errors import CorruptFileError
 from weft.graph import State
 from weft.proving.audit import audit_arrival, audit_hosts, audit_rounds
-from weft.proving.elastic_equations import follow_centre
 from weft.proving.gradient_equations import Computed, Setup, follow_gradients
 from weft.proving.method import AbstractMethod, Case, Evidence
 from weft.proving.own_pace import train_to_the_end
 from weft.proving.proof import Proof, are_equal, compare_all, copy_of, failed
 from weft.proving.reference import Replica, gradients_at, replicas_of
 from weft.specs import Batch, Plan
+from weft.specs.loading import load
+from weft.specs.plan import value_of
 from weft.training.build import build_optimizer, build_task
 from weft.training.loop import Task
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import AbstractReplicas
 from weft.training.sampling import share
 
-__all__ = ["Served", "audit", "hold_to_equations", "with_replay"]
+__all__ = ["Served", "audit", "follow_recipe", "hold_to_equations", "with_replay"]
 
 
 @final
@@ -45,8 +46,8 @@ class Served(AbstractMethod):
         return 2
 
     def steps_needed(self, plan: Plan, num_steps: int) -> int:
-        """Of elastic ranks, enough to see each visit the centre twice and come back."""
-        return max(num_steps, 2 * int(plan.consistency.get("steps", 0)) + 1)
+        """Of ranks that send weights, enough to see each visit the centre twice and come back."""
+        return max(num_steps, 2 * plan.period + 1) if plan.sends == "weights" else num_steps
 
     def trace(self, case: Case, replicas: AbstractReplicas) -> dict[str, Tensor]:
         """The parameters and the optimizer's slots when all have ended."""
@@ -79,14 +80,15 @@ def with_replay(case: Case, held: Proof, *, is_same: bool) -> Proof:
 def hold_to_equations(case: Case, decisions: Sequence[Sequence[Decision]], found: Mapping[str, Tensor]) -> Proof:
     """Compare the end of a training with that of the equations, updates being made as each shard recorded.
 
-    Of elastic ranks this is the centre, and nothing else: their own weights and optimizer state stay with them.
+    Of ranks that send weights this is the centre, and nothing else: their own weights and optimizer state stay with
+    them.
     """
+    follow = load(value_of("consistency", case.plan.consistency).equations["servers"])
+    what = "weights and optimizer state are"
     try:
-        if case.plan.consistency.name == "elastic":
-            expected, what = follow_centre(case, decisions), "the centre is"
-            found = {name: found[name] for name in expected}
-        else:
-            expected, what = _follow_recipe(case, decisions), "weights and optimizer state are"
+        expected: dict[str, Tensor] = follow(case, decisions)
+        if case.plan.sends == "weights":
+            found, what = {name: found[name] for name in expected}, "the centre is"
     except CorruptFileError as error:
         return failed(str(error), 0, case.tolerance)
     num_updates = sum(isinstance(decision, Commit) for own in decisions for decision in own)
@@ -101,7 +103,7 @@ def hold_to_equations(case: Case, decisions: Sequence[Sequence[Decision]], found
     return Proof(True, compared.is_bitwise, num_updates, compared.largest, case.tolerance, finding)
 
 
-def _follow_recipe(case: Case, records: Sequence[Sequence[Decision]]) -> dict[str, Tensor]:
+def follow_recipe(case: Case, records: Sequence[Sequence[Decision]]) -> dict[str, Tensor]:
     """The parameters and slots at the end of a training, updates being made as each shard recorded.
 
     Raises:
@@ -145,7 +147,7 @@ def audit(plan: Plan, decisions: Sequence[Sequence[Decision]], joins: Sequence[S
 
 def _audit_shard(plan: Plan, decisions: Sequence[Decision], shard: int) -> list[str]:
     options = dict(plan.consistency.parameters)
-    if plan.consistency.name in ("async", "elastic") or options.get("commit") == "arrival":
+    if plan.commits_on_arrival:
         bound, inner = float(options.get("bound", math.inf)), plan.ranks_per_host
         return audit_arrival(decisions, plan.num_ranks, bound, shard=shard, inner=inner)
     return audit_rounds(

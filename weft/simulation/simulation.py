@@ -170,7 +170,7 @@ class _RankProgram:
             group.clock,
             lambda seed, step: slowness(self.stragglers, seed, group.rank, step),
             self.seeds,
-            skips_rounds=self.recipe.mutable.plan.consistency.name == "backup",
+            skips_rounds=self.recipe.mutable.plan.skips_rounds,
         )
         surroundings = Surroundings(
             now=group.clock.now,

@@ -7,12 +7,13 @@ split     agree
 """
 
 from dataclasses import dataclass, fields, replace
+from typing import cast
 
-from weft.specs.axes import AXES, Number
+from weft.specs.axes import AXES, Number, Sends, Value
 from weft.specs.mesh import MESH_AXES, Mesh
 from weft.specs.roles import Channel, Roles, assign_roles
 
-__all__ = ["Choice", "Plan"]
+__all__ = ["Choice", "Plan", "value_of"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class Choice:
     def __str__(self) -> str:
         inside = ",".join(f"{key}={value}" for key, value in self.parameters)
         return f"{self.name}({inside})" if inside else self.name
+
+
+def value_of(axis: str, choice: Choice) -> Value:
+    """The row of the table of axes that describes a choice."""
+    return AXES[axis][choice.name]
 
 
 @dataclass(frozen=True)
@@ -69,20 +75,57 @@ class Plan:
     @property
     def channel(self) -> Channel:
         """How ranks reach each other: in a group of all, through servers, or each its neighbours alone."""
-        channels = AXES["consistency"][self.consistency.name].realised_by
+        value = value_of("consistency", self.consistency)
+        channels = value.realised_by
         if list(channels) == ["servers"] or ("servers" in channels and self._has_servers):
             return "servers"
-        mixes_with_those_left = self.consistency.get("mix", "") == "pair" or self.consistency.get("lost", "") == "drop"
-        return "neighbours" if "neighbours" in channels and mixes_with_those_left else "all_reduce"
+        is_alone = any(self.consistency.get(key, "") == word for key, word in value.neighbours_if.items())
+        return "neighbours" if is_alone else "all_reduce"
+
+    # What others ask of a consistency, in place of its name.
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether ranks meet in every step, and have the bits of one rank."""
+        return value_of("consistency", self.consistency).traits.is_synchronous
+
+    @property
+    def sends(self) -> Sends:
+        """The tensors that ranks exchange; weights and differences are of ranks that make updates of their own."""
+        default = value_of("consistency", self.consistency).traits.sends
+        return cast(Sends, self.consistency.get("push", default))
+
+    @property
+    def commits_on_arrival(self) -> bool:
+        """Whether servers update for each push as it arrives; else once for those of a round."""
+        default = value_of("consistency", self.consistency).traits.commit
+        return self.consistency.get("commit", default) == "arrival"
+
+    @property
+    def skips_rounds(self) -> bool:
+        """Whether a rank leaves out the rounds that it is late for."""
+        return value_of("consistency", self.consistency).traits.skips_rounds
+
+    @property
+    def period(self) -> int:
+        """Steps from one exchange to the next."""
+        return int(self.consistency.get("steps", 1))
+
+    @property
+    def num_synchronous_steps(self) -> int:
+        """Steps that relaxed ranks take as synchronous ones before they begin."""
+        return int(self.consistency.get("after", 0))
+
+    # Servers.
 
     @property
     def _has_servers(self) -> bool:
-        return self.topology.name == "server" and self.num_ranks > 1
+        return self.num_shards > 0 and self.num_ranks > 1
 
     @property
     def num_shards(self) -> int:
         """Servers among which parameters are cut; 0 where there are none."""
-        return int(self.topology["shards"]) if self.topology.name == "server" else 0
+        return int(self.topology.get("shards", 0))
 
     @property
     def ranks_per_host(self) -> int:
@@ -109,7 +152,7 @@ class Plan:
             num_hosts=self.num_hosts,
             ranks_per_host=self.ranks_per_host,
             is_own=self.topology.get("place", "shared") == "own",
-            is_strict=self.consistency.name == "sync",
+            is_strict=self.is_synchronous,
         )
 
     def __str__(self) -> str:

@@ -1,14 +1,13 @@
 """Combinations that are refused, as rows of a table: each with its reason and the nearest plan that makes sense."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from weft.errors import PlanError
-from weft.specs.axes import AXES, DEGREES, Number
-from weft.specs.plan import Choice, Plan
+from weft.specs.axes import AXES, DEGREES, Limit, Number
+from weft.specs.plan import Choice, Plan, value_of
 
-__all__ = ["REFUSALS", "Refusal", "check_plan"]
+__all__ = ["REFUSALS", "Refusal", "check_plan", "refusals_of"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ def _with(choice: Choice, **parameters: Number) -> Choice:
 
 def _is_relaxed(plan: Plan) -> bool:
     """Whether ranks train by themselves, and agree without servers."""
-    return plan.consistency.name in ("local", "elastic", "gossip") and plan.channel != "servers"
+    return plan.sends == "weights" and plan.channel != "servers"
 
 
 def _meets_at_servers(plan: Plan) -> bool:
@@ -39,33 +38,13 @@ def _has_own_servers(plan: Plan) -> bool:
     return plan.topology.get("place", "shared") == "own"
 
 
-def _commits_by_clock(plan: Plan) -> bool:
-    return plan.consistency.name == "stale" and plan.consistency["commit"] == "clock"
-
-
-def _commits_on_arrival(plan: Plan) -> bool:
-    return plan.consistency.name == "async" or plan.consistency.get("commit", "clock") == "arrival"
-
-
 def _server() -> Choice:
     return Choice("server", tuple(AXES["topology"]["server"].parameters.items()))
 
 
-def _is_deadline(text: str) -> bool:
-    try:
-        return text in ("none", "adaptive") or 0 < float(text) < math.inf
-    except ValueError:
-        return False
-
-
-def _outer(plan: Plan) -> Mapping[str, Number]:
-    """The outer optimizer of a plan with local steps; empty for any other."""
-    return dict(plan.consistency.parameters) if plan.consistency.name == "local" else {}
-
-
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
-        lambda plan: plan.consistency.name != "sync" and plan.num_ranks == 1,
+        lambda plan: not plan.is_synchronous and plan.num_ranks == 1,
         "one rank has nobody to agree with",
         lambda plan: replace(plan, consistency=Choice("sync"), topology=Choice("native")),
     ),
@@ -85,63 +64,18 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, topology=_server()),
     ),
     Refusal(
-        lambda plan: (
-            _meets_at_servers(plan)
-            and plan.consistency.name == "backup"
-            and int(plan.consistency["workers"]) >= plan.num_ranks
-        ),
-        "no rank is left whose gradient is waited for",
-        lambda plan: replace(plan, consistency=_with(plan.consistency, workers=plan.num_ranks - 1)),
-    ),
-    Refusal(
-        lambda plan: plan.consistency.name == "backup" and not _is_deadline(str(plan.consistency["deadline"])),
-        "a deadline is none, adaptive, or seconds above zero",
-        lambda plan: replace(plan, consistency=_with(plan.consistency, deadline="adaptive")),
-    ),
-    Refusal(
-        lambda plan: _commits_by_clock(plan) and plan.consistency["lr"] != "share",
-        "the gradients of a clock are one update, with the learning rate as it is",
-        lambda plan: replace(plan, consistency=_with(plan.consistency, commit="arrival")),
-    ),
-    Refusal(
-        lambda plan: _commits_by_clock(plan) and plan.consistency["bound"] == math.inf,
-        "without a bound no rank waits for the gradients that a clock commits together",
-        lambda plan: replace(plan, consistency=_with(plan.consistency, commit="arrival")),
-    ),
-    Refusal(
         lambda plan: _is_relaxed(plan) and plan.topology.name == "server",
         "servers update parameters themselves, and so does every rank of this consistency",
         lambda plan: replace(plan, topology=Choice("native")),
     ),
     Refusal(
         lambda plan: (
-            _is_relaxed(plan) and plan.consistency.name in ("elastic", "gossip") and plan.topology.name != "native"
+            _is_relaxed(plan)
+            and not value_of("consistency", plan.consistency).traits.has_all_reduce
+            and plan.topology.name != "native"
         ),
         "this consistency has no all-reduce whose algorithm could be chosen",
         lambda plan: replace(plan, topology=Choice("native")),
-    ),
-    Refusal(
-        lambda plan: plan.channel == "neighbours" and plan.consistency["mix"] == "after",
-        "ranks that may die send their weights before the gradient, and mix what has come",
-        lambda plan: replace(plan, consistency=_with(plan.consistency, mix="during")),
-    ),
-    Refusal(
-        lambda plan: (
-            _outer(plan).get("outer") == "none"
-            and (_outer(plan)["outer_lr"], _outer(plan)["outer_momentum"]) != (0.7, 0.9)
-        ),
-        "settings of an outer optimizer without one",
-        lambda plan: replace(plan, consistency=_with(plan.consistency, outer="nesterov")),
-    ),
-    Refusal(
-        lambda plan: float(_outer(plan).get("outer_momentum", 0.0)) >= 1,
-        "momentum of 1 or more never settles",
-        lambda plan: replace(plan, consistency=_with(plan.consistency, outer_momentum=0.9)),
-    ),
-    Refusal(
-        lambda plan: plan.consistency.name == "elastic" and float(plan.consistency["beta"]) >= plan.num_ranks,
-        "a force of beta / ranks = 1 or more throws a rank to the centre or beyond",
-        lambda plan: replace(plan, consistency=_with(plan.consistency, beta=0.9)),
     ),
     Refusal(
         lambda plan: (
@@ -153,14 +87,12 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, topology=_with(plan.topology, shards=plan.num_ranks)),
     ),
     Refusal(
-        lambda plan: plan.ranks_per_host > 1 and not _commits_on_arrival(plan),
+        lambda plan: plan.ranks_per_host > 1 and not (plan.commits_on_arrival and plan.sends != "weights"),
         "a host server joins gradients that are used as they arrive; those of a round are added in the order of ranks",
         lambda plan: replace(plan, topology=_with(plan.topology, inner=1)),
     ),
     Refusal(
-        lambda plan: (
-            plan.ranks_per_host > 1 and plan.consistency.name == "async" and int(plan.consistency["parts"]) > 1
-        ),
+        lambda plan: plan.ranks_per_host > 1 and int(plan.consistency.get("parts", 1)) > 1,
         "a host server reaches every shard with every push",
         lambda plan: replace(plan, consistency=_with(plan.consistency, parts=1)),
     ),
@@ -177,6 +109,22 @@ REFUSALS: tuple[Refusal, ...] = (
 )
 
 
+def refusals_of(axis: str, choice: Choice) -> tuple[Refusal, ...]:
+    """The rules of a value's own parameters."""
+    return tuple(_of_limit(axis, limit) for limit in value_of(axis, choice).limits)
+
+
+def _of_limit(axis: str, limit: Limit) -> Refusal:
+    def applies(plan: Plan) -> bool:
+        return limit.applies(dict(getattr(plan, axis).parameters), plan.num_ranks)
+
+    def cure(plan: Plan) -> Plan:
+        changed = _with(getattr(plan, axis), **limit.cure(plan.num_ranks))
+        return replace(plan, **{axis: changed})  # type: ignore[arg-type]
+
+    return Refusal(applies, limit.reason, cure)
+
+
 def check_plan(plan: Plan) -> None:
     """Refuse what this version cannot do or what makes no sense."""
     for key, is_available in DEGREES.items():
@@ -187,6 +135,7 @@ def check_plan(plan: Plan) -> None:
         if not values[choice.name].is_available:
             known = ", ".join(name for name, value in values.items() if value.is_available)
             raise PlanError(f"value is not available in this version ({key}={choice}); available: {known}")
-    for refusal in REFUSALS:
+    own = [refusal for key in AXES for refusal in refusals_of(key, getattr(plan, key))]
+    for refusal in (*REFUSALS, *own):
         if refusal.applies(plan):
             raise PlanError(f"plan makes no sense: {refusal.reason} ({plan}); nearest: {refusal.cure(plan)}")

@@ -143,7 +143,7 @@ def check_recipe(recipe: Recipe, *, is_training: bool = True) -> None:
         numbers = f"optimizer: {mutable.optimizer}, shard: {plan.shard}"
         cure = "use one that is element-wise, such as adam, or data=N"
         raise RecipeError(f"optimizer needs whole tensors, and shards hold pieces ({numbers}); {cure}")
-    if plan.consistency.name == "backup" or plan.consistency.get("commit", "") == "clock":
+    if plan.channel == "servers" and not plan.is_synchronous and not plan.commits_on_arrival:
         _check_clipping(mutable, plan)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from weft.errors import DivergedError, PeerLostError, RunFolderError, UsageError
+from weft.errors import DivergedError, EncodingError, PeerLostError, RunFolderError, UsageError
 from weft.records.record import Repetition, RunRecord
 from weft.records.record_file import new_record, read_record, write_record
 from weft.records.run_folder import RunFolder
@@ -129,14 +129,14 @@ def _run_what_is_left(
             write_record(folder.path, record)
 
     write()
-    failures: list[DivergedError | PeerLostError] = []
+    failures: list[DivergedError | EncodingError | PeerLostError] = []
     for i, repetition in enumerate(record.repetitions):
         if _has_ended(repetition):
             continue
         try:
             goes_on = repetition.seed in begun
             ended = _train_once(recipe, repetition.seed, folder, listeners, replicas, surroundings, goes_on=goes_on)
-        except (DivergedError, PeerLostError) as error:
+        except (DivergedError, EncodingError, PeerLostError) as error:
             failures.append(error)
             infinite = to_target((), recipe.fixed.target)
             ended = replace(repetition, status="failed", stop_reason=str(error), values=infinite)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from weft.distributed.group.calls import AllReduce, Call, Reduce, ReduceScatter
+from weft.distributed.group.dense import reduce_parts
 from weft.distributed.group.group import AbstractGroup, AbstractWork, DoneWork
 from weft.distributed.placement import GradientExchange
 from weft.training.optimizers import SGD, AbstractOptimizer, Optimizer, OptimizerState
@@ -62,7 +63,8 @@ def run_step(
 
 @final
 class RankOrderGroup(AbstractGroup):
-    """Wraps a group: all reductions sum ((x0 + x1) + x2) + ..., as the kinds that reduce by themselves do."""
+    """Wraps a group: all reductions sum ((x0 + x1) + x2) + ..., halves in 32 bits, as the kinds that reduce by themselves
+    do."""
 
     def __init__(self, inner: AbstractGroup) -> None:
         super().__init__(inner.rank, inner.size, clock=inner.clock, generation=inner.generation)
@@ -73,11 +75,7 @@ class RankOrderGroup(AbstractGroup):
             return self._inner.start(call)
         everyone = call.tensor.new_empty((self.size, *call.tensor.shape))
         self._inner.all_gather(everyone, call.tensor.unsqueeze(0))
-        total = everyone[0].clone()
-        for tensor in everyone[1:]:
-            total += tensor
-        if call.op == "mean":
-            total /= self.size
+        total = reduce_parts(everyone, call.op)
         if isinstance(call, ReduceScatter):
             begin = self.rank * len(call.output) if call.sizes is None else sum(call.sizes[: self.rank])
             call.output.copy_(total[begin : begin + len(call.output)])

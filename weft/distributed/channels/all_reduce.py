@@ -43,7 +43,7 @@ def replicas_in(groups: MeshGroups, plan: Plan, spec: RunSpec = RunSpec()) -> Ab
         placement=placement,
         make_reducer=make_reducer,
     )
-    return relax(synchronous, groups.replicas, plan.consistency)
+    return relax(synchronous, groups.replicas, plan.consistency, make_codec(plan.compress))
 
 
 def _place(

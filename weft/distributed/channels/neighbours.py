@@ -59,5 +59,5 @@ def settings_of(plan: Plan, place: AbstractPlace, spec: RunSpec) -> GossipSettin
         plans = {seed: make_replay_plans(read_journals(replay, seed, size)) for seed in spec.seeds}
     choice = plan.consistency
     return GossipSettings(
-        str(choice["graph"]), size, choice["mix"] == "pair", str(plan), spec.run, plans, place.patience
+        str(choice["graph"]), size, choice["mix"] == "pair", str(plan), spec.run, plans, place.patience, plan.compress
     )

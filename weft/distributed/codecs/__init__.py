@@ -1,7 +1,7 @@
 """What is sent instead of a tensor, and what is kept back: one packing of named tensors, and the codecs."""
 
 from weft.distributed.codecs.choice import make_codec
-from weft.distributed.codecs.codec import AbstractCodec, Reduction
+from weft.distributed.codecs.codec import AbstractCodec, Reduction, decode_all, decode_packed, encode_all, encode_packed
 from weft.distributed.codecs.exact import ExactCodec
 from weft.distributed.codecs.half import HalfCodec
 from weft.distributed.codecs.packing import (
@@ -30,6 +30,10 @@ __all__ = [
     "bucket_by_type",
     "bucket_of",
     "bucket_pieces",
+    "decode_all",
+    "decode_packed",
+    "encode_all",
+    "encode_packed",
     "gather_encoded",
     "make_codec",
     "write",

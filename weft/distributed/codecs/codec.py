@@ -1,16 +1,16 @@
 """The codec seam: what is sent instead of a message, how it is added up, and what is kept back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 
 from torch import Tensor
 
-from weft.distributed.codecs.packing import Bucket, Empty
+from weft.distributed.codecs.packing import Bucket, Empty, PackedTensors
 from weft.distributed.group.calls import Call, ReduceOp
 from weft.errors import EncodingError
 from weft.planning.codec_cost import CodecCost
 
-__all__ = ["AbstractCodec", "Reduction", "malformed"]
+__all__ = ["AbstractCodec", "Reduction", "decode_all", "decode_packed", "encode_all", "encode_packed", "malformed"]
 
 Reduction = Generator[Call, None, Tensor]
 """A reduction under way: yields a call of the group, is resumed when that is done, and returns the decoded total.
@@ -96,3 +96,35 @@ def malformed(bucket: Bucket, sent: Tensor) -> EncodingError:
     """The error of what is no message of a bucket."""
     about = f"tensors: {', '.join(bucket.names)}, shape: {tuple(sent.shape)}, type: {sent.dtype}"
     return EncodingError(f"message is not what was encoded ({about}); give all ranks one plan", bucket.names[0])
+
+
+def encode_all(
+    codec: AbstractCodec, buckets: Sequence[Bucket], messages: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """What is sent of the messages of these buckets; None for one that is not there."""
+    pairs = zip(buckets, messages, strict=True)
+    return tuple(None if message is None else codec.encode(bucket, message) for bucket, message in pairs)
+
+
+def decode_all(
+    codec: AbstractCodec, buckets: Sequence[Bucket], sent: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """The messages of these buckets, in the shapes of their pieces; None for one that was not sent."""
+    decoded = [None if s is None else codec.decode(b, s) for b, s in zip(buckets, sent, strict=True)]
+    return tuple(decoded)
+
+
+def encode_packed(codec: AbstractCodec, tensors: PackedTensors) -> list[Tensor]:
+    """What is sent of packed tensors; the messages themselves without a codec."""
+    return [codec.encode(bucket, message) for bucket, message in zip(tensors.buckets, tensors.messages, strict=True)]
+
+
+def decode_packed(codec: AbstractCodec, like: PackedTensors, sent: Sequence[Tensor]) -> list[Tensor]:
+    """The messages that were sent, of tensors like these.
+
+    Raises:
+        EncodingError: they are not what `encode_packed` makes of such tensors.
+    """
+    if len(sent) != len(like.buckets):
+        raise EncodingError(f"message has other parts than tensors like these (parts: {len(sent)}); give all one plan")
+    return [codec.decode(bucket, message) for bucket, message in zip(like.buckets, sent, strict=True)]

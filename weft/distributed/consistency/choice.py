@@ -1,18 +1,23 @@
 """From the consistency that a plan names to the replicas that keep it in a group of all ranks."""
 
+from weft.distributed.codecs import AbstractCodec
 from weft.distributed.consistency.relaxed import RelaxedReplicas
 from weft.distributed.group.group import AbstractGroup
-from weft.specs.axes import AXES
 from weft.specs.loading import load
-from weft.specs.plan import Choice
+from weft.specs.plan import Choice, value_of
 from weft.training.replicas import AbstractReplicas
 
 __all__ = ["relax"]
 
 
-def relax(base: AbstractReplicas, group: AbstractGroup, choice: Choice) -> AbstractReplicas:
-    """The replicas with this consistency; `base`, the synchronous ones, as they are for `sync`."""
-    if choice.name == "sync":
+def relax(base: AbstractReplicas, group: AbstractGroup, choice: Choice, codec: AbstractCodec) -> AbstractReplicas:
+    """The replicas with this consistency; `base`, the synchronous ones, as they are where it is synchronous.
+
+    Args:
+        codec: what is sent instead of weights, or of differences of them.
+    """
+    value = value_of("consistency", choice)
+    if value.traits.is_synchronous:
         return base
-    scheme = load(AXES["consistency"][choice.name].realised_by["all_reduce"])(group, choice)
+    scheme = load(value.realised_by["all_reduce"])(group, choice, codec)
     return RelaxedReplicas(group, base, scheme, str(choice), int(choice.get("after", 0)))

@@ -5,7 +5,8 @@
 
 A rank meets the centre every `steps` steps, with the weights from before its gradient; the answer, the centre as they
 found it, comes while the gradient is computed. `draw_centre` is all of the arithmetic, of both ends and of both
-carriers: a group, below, and servers (server/elastic_steps.py), where ranks go at their own pace and may die.
+carriers: a group, below, and servers (server/elastic_steps.py), where ranks go at their own pace and may die. With a
+codec both ends take the force of what was sent, alpha (q(x_r) - q(centre)), and apply it to their own tensors in full.
 
 In a group the centre lives on rank 0, beside its own replica, and ranks meet it in turns. They wait for rank 0 alone,
 never for each other:
@@ -21,10 +22,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.codecs import write
+from weft.distributed.codecs import AbstractCodec, write
 from weft.distributed.consistency.parcel import Parcel
 from weft.distributed.consistency.scheme import AbstractGroupScheme, Memory
-from weft.distributed.group.calls import Broadcast, Recv, Send
+from weft.distributed.group.calls import Broadcast
 from weft.distributed.group.group import AbstractGroup
 from weft.specs.plan import Choice
 from weft.training.checkpoint import Entry
@@ -38,19 +39,22 @@ HOME = 0
 
 
 @torch.no_grad()
-def draw_centre(centre: Tensor, visitor: Tensor, alpha: float, *, out: Tensor | None = None) -> Tensor:
+def draw_centre(
+    centre: Tensor, visitor: Tensor, alpha: float, *, seen: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """Move the centre towards a visitor; the force alpha (x - centre), by which the visitor moves towards the centre.
 
     The same bits on both ends, in whatever pieces it is computed.
 
     Args:
+        seen: the centre as the visitor was sent it; by default as it is.
         out: where the force is written; the visitor itself, if it is needed no more.
 
     >>> centre = torch.tensor([1.0])
     >>> draw_centre(centre, torch.tensor([3.0]), 0.25), centre
     (tensor([0.5000]), tensor([1.5000]))
     """
-    force = torch.sub(visitor, centre, out=out).mul_(alpha)
+    force = torch.sub(visitor, centre if seen is None else seen, out=out).mul_(alpha)
     centre.add_(force)
     return force
 
@@ -71,8 +75,11 @@ class ElasticAveraging(AbstractGroupScheme):
             stronger force.
     """
 
-    def __init__(self, group: AbstractGroup, *, steps: int, beta: float = 0.9) -> None:
+    def __init__(
+        self, group: AbstractGroup, *, steps: int, beta: float = 0.9, codec: AbstractCodec | None = None
+    ) -> None:
         self._group = group
+        self._codec = codec
         self._steps = steps
         self._alpha = beta / group.size
         self._parameters: Mapping[str, Tensor] = {}
@@ -86,7 +93,7 @@ class ElasticAveraging(AbstractGroupScheme):
 
     def join(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
-        self._parcels = Parcel(self._group, parameters), Parcel(self._group, parameters)
+        self._parcels = Parcel(self._group, parameters, self._codec), Parcel(self._group, parameters, self._codec)
 
     def begin_together(self) -> None:
         self._centre.pack(self._parameters)
@@ -96,8 +103,8 @@ class ElasticAveraging(AbstractGroupScheme):
         if self._is_home or not self._is_turn(self._group.rank):
             return
         self._visitor.pack(self._parameters)
-        self._visitor.start(partial(Send, peer=HOME))
-        self._centre.start(partial(Recv, peer=HOME))
+        self._visitor.send(HOME)
+        self._centre.receive(HOME)
 
     def advance(self) -> None:
         self._visitor.advance()
@@ -161,10 +168,12 @@ class ElasticAveraging(AbstractGroupScheme):
                 continue
             if rank == HOME:
                 self._visitor.pack(self._parameters)
+                self._visitor.see()
+                self._centre.see()
             else:
-                self._visitor.start(partial(Recv, peer=rank))
+                self._visitor.receive(rank)
                 self._visitor.wait()
-                self._centre.start(partial(Send, peer=rank))
+                self._centre.send(rank)
                 num_bytes += self._centre.wait().num_bytes
             self._meet(is_own=rank == HOME)
         self._traffic = Traffic(self._group.clock.now() - began, 0.0, num_bytes)
@@ -172,12 +181,12 @@ class ElasticAveraging(AbstractGroupScheme):
     @torch.no_grad()
     def _meet(self, *, is_own: bool = True) -> None:
         """Move the centre, or this rank's copy of it, and this rank's weights if they are the visitor."""
-        for centre, visitor in zip(self._centre.messages, self._visitor.messages, strict=True):
-            draw_centre(centre, visitor, self._alpha, out=visitor)
-        for name, force in self._visitor.tensors.items() if is_own else ():
+        for centre, seen, visitor in zip(self._centre.messages, self._centre.seen, self._visitor.seen, strict=True):
+            draw_centre(centre, visitor, self._alpha, seen=seen, out=visitor)
+        for name, force in self._visitor.views_of(self._visitor.seen).items() if is_own else ():
             self._parameters[name].sub_(force)
 
 
-def make_elastic(group: AbstractGroup, choice: Choice) -> ElasticAveraging:
+def make_elastic(group: AbstractGroup, choice: Choice, codec: AbstractCodec) -> ElasticAveraging:
     """The scheme of `elastic(...)` in a plan."""
-    return ElasticAveraging(group, steps=int(choice["steps"]), beta=float(choice["beta"]))
+    return ElasticAveraging(group, steps=int(choice["steps"]), beta=float(choice["beta"]), codec=codec)

@@ -4,7 +4,8 @@
                      |                                                    |  x_r <- sum_j W[r, j] x_j - lr g_r
                      +-- to the neighbours; theirs arrive meanwhile ------+
 
-Weights are mixed, not gradients: mixed gradients alone would never bring the replicas together.
+Weights are mixed, not gradients: mixed gradients alone would never bring the replicas together. With a codec a rank
+moves by the differences that all see, x_r <- x_r + sum_j W[r, j] (q(x_j) - q(x_r)) - lr g_r.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,8 @@ from typing import Literal, cast, final
 
 from torch import Tensor
 
-from weft.distributed.codecs import write
-from weft.distributed.consistency.graphs import Mixing, make_mixing
+from weft.distributed.codecs import AbstractCodec, ExactCodec, write
+from weft.distributed.consistency.graphs import Mixing, draw_all, make_mixing
 from weft.distributed.consistency.parcel import Parcel
 from weft.distributed.consistency.scheme import AbstractGroupScheme, Memory
 from weft.distributed.group.calls import AllReduce, NeighbourAllReduce
@@ -36,11 +37,20 @@ class Gossip(AbstractGroupScheme):
             update, which waits for the neighbours and keeps the replicas nearer (adapt, then combine).
     """
 
-    def __init__(self, group: AbstractGroup, mixing: Mixing, *, mix: Literal["during", "after"] = "during") -> None:
+    def __init__(
+        self,
+        group: AbstractGroup,
+        mixing: Mixing,
+        *,
+        mix: Literal["during", "after"] = "during",
+        codec: AbstractCodec | None = None,
+    ) -> None:
         self._group = group
+        self._codec = codec or ExactCodec()
         self._mixing = mixing
         self._mix = mix
-        self._num_listeners = sum(group.rank in heard for heard in mixing.graph)
+        self._listeners = [rank for rank, heard in enumerate(mixing.graph) if group.rank in heard]
+        self._heard: list[list[Tensor]] = []
         self._parameters: Mapping[str, Tensor] = {}
         self._weights: Parcel | None = None
         self._traffic = Traffic()
@@ -51,7 +61,7 @@ class Gossip(AbstractGroupScheme):
 
     def join(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
-        self._weights = Parcel(self._group, parameters)
+        self._weights = Parcel(self._group, parameters, self._codec)
 
     def begin_together(self) -> None:
         pass
@@ -96,15 +106,21 @@ class Gossip(AbstractGroupScheme):
     def _send(self) -> None:
         graph, weights = self._mixing.graph, self._mixing.weights
         self._parcel.pack(self._parameters)
-        self._parcel.start(lambda message: NeighbourAllReduce(message, graph, weights))
+        if self._codec.is_exact:
+            self._parcel.start(lambda message: NeighbourAllReduce(message, graph, weights))
+        else:
+            self._heard = self._parcel.exchange(graph[self._group.rank], self._listeners)
 
     def _take(self) -> None:
         traffic = self._parcel.wait()
-        self._traffic = replace(traffic, num_bytes=traffic.num_bytes * self._num_listeners)
+        self._traffic = replace(traffic, num_bytes=traffic.num_bytes * len(self._listeners))
+        if not self._codec.is_exact:
+            others = [self._parcel.decode(heard) for heard in self._heard]
+            draw_all(self._parcel.messages, self._parcel.seen, others)
         write(self._parameters, self._parcel.tensors)
 
 
-def make_gossip(group: AbstractGroup, choice: Choice) -> Gossip:
+def make_gossip(group: AbstractGroup, choice: Choice, codec: AbstractCodec) -> Gossip:
     """The scheme of `gossip(...)` in a plan."""
     mix = cast(Literal["during", "after"], choice["mix"])
-    return Gossip(group, make_mixing(str(choice["graph"]), group.size), mix=mix)
+    return Gossip(group, make_mixing(str(choice["graph"]), group.size), mix=mix, codec=codec)

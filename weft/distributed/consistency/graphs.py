@@ -4,6 +4,7 @@ Every rank has as many neighbours as every other, and hears each of them as loud
 of the matrix sum to 1, so that mixing keeps the mean of all weights.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from weft.distributed.group.calls import NeighbourGraph
 from weft.planning.gossip_graphs import GRAPHS
 
-__all__ = ["GRAPHS", "Mixing", "make_mixing", "weigh_alike"]
+__all__ = ["GRAPHS", "Mixing", "draw_all", "make_mixing", "weigh_alike"]
 
 
 @dataclass(frozen=True)
@@ -62,3 +63,25 @@ def weigh_alike(num_neighbours: int) -> tuple[float, ...]:
     (0.5, 0.5)
     """
     return (1 / (1 + num_neighbours),) * (1 + num_neighbours)
+
+
+@torch.no_grad()
+def draw_all(own: Sequence[Tensor], seen: Sequence[Tensor], others: Sequence[Sequence[Tensor]]) -> None:
+    """In place: x + sum_j w (q(x_j) - q(x)), where ranks see of each other what a codec sends; w as `weigh_alike` says.
+
+    It keeps the digits of x that are not sent, and the mean of all ranks.
+
+    Args:
+        own: the messages of x.
+        seen: those of q(x), as the others see it.
+        others: those of q(x_j), in the order of the sum.
+
+    >>> own = [torch.tensor([1.25])]
+    >>> draw_all(own, [torch.tensor([1.0])], [[torch.tensor([3.0])]])
+    >>> own
+    [tensor([2.2500])]
+    """
+    _, *weights = weigh_alike(len(others))
+    for message, mine, *theirs in zip(own, seen, *others, strict=True):
+        for other, weight in zip(theirs, weights, strict=True):
+            message.add_((other - mine).mul_(weight))

@@ -4,6 +4,9 @@ rank 0   step step step step |      | step ...       SparkNet (Moritz et al., 20
 rank 1   step step step step | mean | step ...       optimizer DiLoCo (Douillard et al., 2023); begun after some
 rank 2   step step step step |      | step ...       synchronous steps post-local SGD (Lin et al., 2020)
                               meeting
+
+With a codec what is sent is how far each has come since the last common weights a, which all hold to the same bits, and
+the mean is a + q(sum_r q(c_r (x_r - a))): rounded weights would lose the small steps between two meetings.
 """
 
 from collections.abc import Mapping
@@ -13,7 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.codecs import write
+from weft.distributed.codecs import AbstractCodec, ExactCodec, write
 from weft.distributed.consistency.parcel import Parcel
 from weft.distributed.consistency.scheme import AbstractGroupScheme, Memory
 from weft.distributed.group.calls import AllReduce
@@ -59,12 +62,21 @@ class LocalAveraging(AbstractGroupScheme):
         averages_state: whether the optimizer's slots (velocity, moments) become their mean too; else each rank keeps
             its own.
         outer: what becomes of the mean; None takes it as it is.
+        codec: what is sent instead of differences of weights; the optimizer's state is sent as it is.
     """
 
     def __init__(
-        self, group: AbstractGroup, *, steps: int, averages_state: bool = False, outer: OuterOptimizer | None = None
+        self,
+        group: AbstractGroup,
+        *,
+        steps: int,
+        averages_state: bool = False,
+        outer: OuterOptimizer | None = None,
+        codec: AbstractCodec | None = None,
     ) -> None:
         self._group = group
+        self._codec = codec or ExactCodec()
+        self._common: dict[str, Tensor] = {}  # the weights of the last meeting, where differences from them are sent
         self._steps = steps
         self._averages_state = averages_state
         self._outer = outer
@@ -81,10 +93,12 @@ class LocalAveraging(AbstractGroupScheme):
 
     def join(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
-        self._weights = Parcel(self._group, parameters)
+        self._weights = Parcel(self._group, parameters, self._codec)
 
     def begin_together(self) -> None:
         self._round.zero_()
+        if not self._codec.is_exact:
+            self._common = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         if self._outer is not None:
             self._outer.begin(self._parameters)
 
@@ -102,8 +116,9 @@ class LocalAveraging(AbstractGroupScheme):
         self._traffic = Traffic()
         if not self._is_meeting:
             return state
-        mean = self._mean(self._parcel, self._parameters)
+        mean = self._mean(self._parcel, self._parameters) if self._codec.is_exact else self._mean_of_differences()
         write(self._parameters, self._outer.update(mean) if self._outer else mean)
+        write(self._common, {name: self._parameters[name] for name in self._common})
         if self._averages_state:
             state = self._average(state)
         self._round.zero_()
@@ -129,6 +144,7 @@ class LocalAveraging(AbstractGroupScheme):
         own = entries.get("local/round")
         if own is not None:
             self._round.copy_(own.tensor)
+        assert self._codec.is_exact or not self._round[1], "ranks save where they meet, with the same weights"
         if self._outer is not None and all(f"local/anchor/{name}" in entries for name in self._parameters):
             names = self._parameters
             write(self._outer.anchor, {name: entries[f"local/anchor/{name}"].tensor for name in names})
@@ -141,14 +157,26 @@ class LocalAveraging(AbstractGroupScheme):
         assert self._weights is not None, "join() comes first"
         return self._weights
 
+    @torch.no_grad()
+    def _mean_of_differences(self) -> Mapping[str, Tensor]:
+        """The common weights, and on top of them what a codec leaves of how far the ranks have come."""
+        total, count = self._round.tolist()
+        moved = {name: parameter - self._common[name] for name, parameter in self._parameters.items()}
+        self._parcel.pack(moved, total / count)
+        self._parcel.reduce()
+        self._count(self._parcel.wait())
+        return {name: common + self._parcel.tensors[name] for name, common in self._common.items()}
+
     def _mean(self, parcel: Parcel, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The mean over ranks, each weighed by its share of the steps since the last meeting."""
         total, count = self._round.tolist()
         parcel.pack(tensors, total / count)
         parcel.start(AllReduce)
-        cost = parcel.wait()
-        self._traffic = Traffic(self._traffic.exposed + cost.exposed, 0.0, self._traffic.num_bytes + cost.num_bytes)
+        self._count(parcel.wait())
         return parcel.tensors
+
+    def _count(self, cost: Traffic) -> None:
+        self._traffic = Traffic(self._traffic.exposed + cost.exposed, 0.0, self._traffic.num_bytes + cost.num_bytes)
 
     def _average(self, state: OptimizerState) -> OptimizerState:
         """Slots that are numbers to add become their mean; counters are the same on all ranks."""
@@ -170,9 +198,11 @@ class LocalAveraging(AbstractGroupScheme):
         return replace(state, slots=slots)
 
 
-def make_local(group: AbstractGroup, choice: Choice) -> LocalAveraging:
+def make_local(group: AbstractGroup, choice: Choice, codec: AbstractCodec) -> LocalAveraging:
     """The scheme of `local(...)` in a plan."""
     outer = None
     if choice["outer"] == "nesterov":
         outer = OuterOptimizer(lr=float(choice["outer_lr"]), momentum=float(choice["outer_momentum"]))
-    return LocalAveraging(group, steps=int(choice["steps"]), averages_state=choice["state"] == "mean", outer=outer)
+    return LocalAveraging(
+        group, steps=int(choice["steps"]), averages_state=choice["state"] == "mean", outer=outer, codec=codec
+    )

@@ -144,9 +144,11 @@ class RelaxedReplicas(AbstractReplicas):
         return math.sqrt(float(self.sum(torch.stack(own).sum().reshape(1))) / self.mesh.num_replicas)
 
     def memory(self) -> Mapping[str, Entry]:
-        return {name: Entry(tensor, kind) for name, (kind, tensor) in self._scheme.memory().items()}
+        own = {name: Entry(tensor, kind) for name, (kind, tensor) in self._scheme.memory().items()}
+        return {**self._base.memory(), **own}
 
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
         self._step = step
+        self._base.remember(step, entries)
         if step >= self._until:
             self._scheme.remember(entries)

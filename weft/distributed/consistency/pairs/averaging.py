@@ -7,6 +7,8 @@ rank 1, answers    | gradient h at y ....... y <- mean ........ | y <- y - lr h 
 A rank that asks has one partner in a turn: it brings its weights before its gradient, and takes the answer, the mean of
 the two, after it. The gradient is that of the weights before. A rank that answers has the mean at once, and puts its
 own update on top when its gradient is there. Nobody waits for all, and a slow rank delays nobody.
+
+With a codec weights are sent as q(x), the answer is q(y), and each end moves by half of the difference of the two.
 """
 
 import random
@@ -16,8 +18,8 @@ from typing import final
 
 from torch import Tensor
 
-from weft.distributed.codecs import PackedTensors
-from weft.distributed.consistency.graphs import weigh_alike
+from weft.distributed.codecs import AbstractCodec, PackedTensors, decode_packed, encode_packed
+from weft.distributed.consistency.graphs import draw_all, weigh_alike
 from weft.distributed.consistency.pairs.events import NOBODY, Mix, ReplayPlan, Step
 from weft.distributed.consistency.pairs.protocol import RunMailbox, Tag, responder_address
 from weft.distributed.group.calls import NeighbourGraph
@@ -31,10 +33,26 @@ __all__ = ["AbstractAveraging", "NeighbourAveraging", "PairAveraging"]
 class AbstractAveraging(ABC):
     """Of one rank in one training, which may be the replay of one."""
 
-    def __init__(self, mailbox: RunMailbox, weights: PackedTensors, replay: ReplayPlan | None) -> None:
+    def __init__(
+        self, mailbox: RunMailbox, weights: PackedTensors, replay: ReplayPlan | None, codec: AbstractCodec
+    ) -> None:
         self.mailbox = mailbox
         self.weights = weights
         self.replay = replay
+        self.codec = codec
+        self.sent: Sequence[Tensor] = ()  # in this turn
+
+    def encode(self) -> Sequence[Tensor]:
+        """What is sent of the weights as they are now."""
+        self.sent = encode_packed(self.codec, self.weights)
+        return self.sent
+
+    def drawn_to(self, others: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+        """The weights, drawn to those that others sent, by what all see of them."""
+        own = [message.clone() for message in self.weights.messages]
+        seen, *theirs = [decode_packed(self.codec, self.weights, sent) for sent in (self.sent, *others)]
+        draw_all(own, seen, theirs)
+        return own
 
     @abstractmethod
     def set_out(self, turn: int) -> int:
@@ -54,9 +72,16 @@ class PairAveraging(AbstractAveraging):
     """With one partner, chosen by chance, if this is a rank that asks (AD-PSGD)."""
 
     def __init__(
-        self, mailbox: RunMailbox, weights: PackedTensors, replay: ReplayPlan | None, *, split: Split, seed: int
+        self,
+        mailbox: RunMailbox,
+        weights: PackedTensors,
+        replay: ReplayPlan | None,
+        codec: AbstractCodec,
+        *,
+        split: Split,
+        seed: int,
     ) -> None:
-        super().__init__(mailbox, weights, replay)
+        super().__init__(mailbox, weights, replay, codec)
         self._split = split
         self._seed = seed
         self._partner = NOBODY
@@ -66,20 +91,24 @@ class PairAveraging(AbstractAveraging):
         self._partner = self._choose(turn)
         chosen = () if self._partner == NOBODY else (self._partner,)
         asked = chosen if self.replay is None else self.replay.asks.get(turn, ())
-        size, flats = self.mailbox.size, self.weights.messages
+        if not asked:
+            return 0
+        size, flats = self.mailbox.size, self.encode()
         return sum(self.mailbox.send(responder_address(size, partner), Tag.ASK, flats, turn=turn) for partner in asked)
 
     def take(self, turn: int) -> tuple[Sequence[Tensor] | None, Step]:
         """The partner's answer; if it dies, that of another; the weights as they are of a rank with nobody to ask."""
-        mean: Sequence[Tensor] | None = None
-        while mean is None and self._partner != NOBODY:
+        answer: Sequence[Tensor] | None = None
+        while answer is None and self._partner != NOBODY:
             try:
-                mean = self.mailbox.receive_answer(Tag.PAIRED, self._partner, turn=turn).tensors
+                answer = self.mailbox.receive_answer(Tag.PAIRED, self._partner, turn=turn).tensors
             except PeerLostError:
                 if self.replay is not None:
                     raise
                 self.set_out(turn)
-        return mean, Step(turn, self._partner)
+        if answer is not None and not self.codec.is_exact:
+            answer = self.drawn_to([answer])
+        return answer, Step(turn, self._partner)
 
     def leave(self, turn: int) -> None:
         """Nobody waits for one that asks, and the responder goes on answering."""
@@ -105,15 +134,21 @@ class NeighbourAveraging(AbstractAveraging):
     """
 
     def __init__(
-        self, mailbox: RunMailbox, weights: PackedTensors, replay: ReplayPlan | None, *, graph: NeighbourGraph
+        self,
+        mailbox: RunMailbox,
+        weights: PackedTensors,
+        replay: ReplayPlan | None,
+        codec: AbstractCodec,
+        *,
+        graph: NeighbourGraph,
     ) -> None:
-        super().__init__(mailbox, weights, replay)
+        super().__init__(mailbox, weights, replay, codec)
         self._hears = graph[mailbox.rank]
         self._is_heard_by = [rank for rank, heard in enumerate(graph) if mailbox.rank in heard]
         self._silent: set[int] = set()  # those that have left, and live
 
     def set_out(self, turn: int) -> int:
-        return self._send_to_all(self.weights.messages, turn)
+        return self._send_to_all(self.encode(), turn)
 
     def take(self, turn: int) -> tuple[Sequence[Tensor], Mix]:
         found: dict[int, Sequence[Tensor]] = {}
@@ -129,7 +164,9 @@ class NeighbourAveraging(AbstractAveraging):
                 found[rank] = tensors
             else:
                 self._silent.add(rank)
-        return mix(self.weights.messages, list(found.values())), Mix(turn, tuple(found))
+        others = list(found.values())
+        mixed = mix(self.weights.messages, others) if self.codec.is_exact else self.drawn_to(others)
+        return mixed, Mix(turn, tuple(found))
 
     def leave(self, turn: int) -> None:
         """Weights that are none tell the neighbours, who may wait for this rank already, to do without."""

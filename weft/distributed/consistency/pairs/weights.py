@@ -4,6 +4,7 @@ worker     | gradient, of the model's own copy ............ | step |  gradient .
 responder  |        pair            pair    look            |  -   |        pair
 weights    x ------ (x + a) / 2 --- ....... copied -------- - lr g -- ....
 
+With a codec a pair leaves x + (q(a) - q(x)) / 2 here, and the answer is q(x), from which the other end does the same.
 Pairs and copies that come while a step is made wait for its end. In a replay they, and steps, wait for their turn.
 """
 
@@ -16,10 +17,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.codecs import PackedTensors, write
+from weft.distributed.codecs import AbstractCodec, ExactCodec, PackedTensors, decode_packed, encode_packed, write
 from weft.distributed.consistency.control import Journal, Outgoing
+from weft.distributed.consistency.graphs import draw_all
 from weft.distributed.consistency.pairs.events import Event, Look, Mix, Pair, Step
 from weft.distributed.consistency.pairs.protocol import Tag
+from weft.errors import EncodingError
 
 __all__ = ["Request", "SharedWeights"]
 
@@ -45,6 +48,7 @@ class SharedWeights:
         self._lock = threading.Lock()
         self._run = -1
         self._weights: PackedTensors | None = None
+        self._codec: AbstractCodec = ExactCodec()
         self._journal = Journal(None, {})
         self._replayed: deque[Event] = deque()
         self._waiting: list[Request] = []
@@ -54,10 +58,18 @@ class SharedWeights:
 
     # What the worker does.
 
-    def begin(self, run: int, weights: PackedTensors, journal: Journal, replayed: Iterable[Event] = ()) -> None:
+    def begin(
+        self,
+        run: int,
+        weights: PackedTensors,
+        journal: Journal,
+        replayed: Iterable[Event] = (),
+        codec: AbstractCodec | None = None,
+    ) -> None:
         """A training begins: what came for it early is done next."""
         self.close()
         with self._lock:
+            self._codec = codec or ExactCodec()
             self._run, self._weights, self._journal, self._replayed = run, weights, journal, deque(replayed)
             self._is_stepping = self._is_awaited = False
             self._answered_bytes = 0
@@ -122,13 +134,20 @@ class SharedWeights:
             self._pass(request.event)
             copies = [flat.clone() for flat in self._own.messages]
             return [Outgoing(request.source, Tag.VIEW, {"run": self._run, "number": request.event.number}, copies)]
-        if not self._own.accepts(request.tensors):
+        try:
+            given = decode_packed(self._codec, self._own, request.tensors)
+        except EncodingError:
             self.num_malformed += 1
             return []
         self._pass(request.event)
-        average(self._own.messages, request.tensors)
-        self._answered_bytes += self._own.num_bytes
-        return [Outgoing(request.source, Tag.PAIRED, {"run": self._run, "turn": request.event.turn}, request.tensors)]
+        if self._codec.is_exact:
+            average(self._own.messages, given)
+            answer: Sequence[Tensor] = given
+        else:
+            answer = encode_packed(self._codec, self._own)
+            draw_all(self._own.messages, decode_packed(self._codec, self._own, answer), [given])
+        self._answered_bytes += sum(tensor.nbytes for tensor in answer)
+        return [Outgoing(request.source, Tag.PAIRED, {"run": self._run, "turn": request.event.turn}, answer)]
 
     @property
     def _own(self) -> PackedTensors:

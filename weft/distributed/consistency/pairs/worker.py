@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.codecs import PackedTensors
+from weft.distributed.codecs import AbstractCodec, PackedTensors, make_codec
 from weft.distributed.consistency.control import Journal
 from weft.distributed.consistency.graphs import make_mixing
 from weft.distributed.consistency.own_steps import OwnSteps
@@ -23,7 +23,7 @@ from weft.distributed.mailbox import AbstractMailbox
 from weft.errors import PeerLostError
 from weft.graph import GradientSink, State
 from weft.planning.gossip_graphs import make_split
-from weft.specs import Mesh
+from weft.specs import Choice, Mesh
 from weft.training.checkpoint import Entry
 from weft.training.gradients import use_point
 from weft.training.optimizers import OptimizerState
@@ -32,6 +32,8 @@ from weft.training.replicas import AbstractReplicas, Consensus, SoloReplicas, Tr
 from weft.training.sampling import share
 
 __all__ = ["GossipReplicas", "GossipSettings"]
+
+AS_IT_IS = Choice("none")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class GossipSettings:
         run: the run folder, where each rank records what happens to it.
         replay: by seed, what every rank is to do again; None to train anew.
         patience: seconds to wait for an answer.
+        compress: what is sent instead of weights.
     """
 
     graph: str
@@ -53,13 +56,19 @@ class GossipSettings:
     run: Path | None = None
     replay: Mapping[int, Sequence[ReplayPlan]] | None = None
     patience: float = 3600.0
+    compress: Choice = AS_IT_IS
 
     def make_averaging(
         self, mailbox: RunMailbox, weights: PackedTensors, replay: ReplayPlan | None, seed: int
     ) -> AbstractAveraging:
+        codec = self.make_codec()
         if self.in_pairs:
-            return PairAveraging(mailbox, weights, replay, split=make_split(self.graph, self.size), seed=seed)
-        return NeighbourAveraging(mailbox, weights, replay, graph=make_mixing(self.graph, self.size).graph)
+            return PairAveraging(mailbox, weights, replay, codec, split=make_split(self.graph, self.size), seed=seed)
+        return NeighbourAveraging(mailbox, weights, replay, codec, graph=make_mixing(self.graph, self.size).graph)
+
+    def make_codec(self) -> AbstractCodec:
+        """For one end."""
+        return make_codec(self.compress, "neighbours")
 
 
 @final
@@ -138,7 +147,8 @@ class GossipReplicas(AbstractReplicas):
                 tensor.copy_(given)
         weights, plans = PackedTensors(self._parameters, self._mailbox.mailbox.empty), self._settings.replay
         replay = plans[self._seed][self._rank] if plans is not None else None
-        self._shared.begin(self._mailbox.run, weights, self._open_journal(first), replay.events if replay else ())
+        events, codec = replay.events if replay else (), self._settings.make_codec()
+        self._shared.begin(self._mailbox.run, weights, self._open_journal(first), events, codec)
         averaging = self._settings.make_averaging(self._mailbox, weights, replay, self._seed)
         self._mailbox.note(self._rank, Tag.FREE)
         turns = GossipTurns(self._mailbox, self._shared, averaging, self._parameters, replay)

@@ -8,6 +8,8 @@ rank r   [step 0][step 1]...[step tau - 1] [step 0][step 1]...      every rank t
     shard    sends the centre as it finds it; centre <- centre + alpha (x - centre)
     rank     x <- x - alpha (x - centre), then its own update, with the gradient at x as it was
 
+With a codec the force is that of what was sent, q(x) and q(centre), on both ends.
+
 Work is dealt out tau shares at a time: each answer says which come after these.
 """
 
@@ -67,6 +69,7 @@ class _Visits(AbstractScheme):
         self.number = 0  # of the share that is taken now
         self._sent: dict[str, Tensor] = {}  # the weights with which it is at the shards
         self._set_out_at: float | None = None
+        self._num_bytes = 0
         self._traffic = Traffic()
 
     def start(self) -> None:
@@ -80,11 +83,14 @@ class _Visits(AbstractScheme):
         if not is_turn(0, step, self._period):
             return
         write(self._sent, self._session.parameters)
-        self._set_out_at = self._session.mailbox.clock.now()
+        self._set_out_at, self._num_bytes = self._session.mailbox.clock.now(), 0
         for link in self._session.links:
             link.begin()
             header = PushHeader(self._session.run, step // self._period, 0, lr=0.0, weight=1.0)
-            link.push(header, link.cut(self._sent))
+            pieces = link.cut(self._sent)
+            encoded = link.encode(pieces)
+            link.decode(encoded, pieces)  # the force is of what the shard sees
+            self._num_bytes += link.push_encoded(header, encoded)
 
     def advance(self) -> None:
         """The mailbox moves on by itself."""
@@ -98,8 +104,7 @@ class _Visits(AbstractScheme):
             answer = self._session.take_answer(link, self.number // self._period + 1)
             if answer is not None and answer.header.get("moved"):  # a shard that was restored has not seen x
                 self._meet(link)
-        num_bytes = sum(tensor.nbytes for tensor in self._sent.values())
-        self._traffic = Traffic(clock.now() - waited, waited - set_out_at, num_bytes)
+        self._traffic = Traffic(clock.now() - waited, waited - set_out_at, self._num_bytes)
 
     @torch.no_grad()
     def _meet(self, link: ShardLink) -> None:

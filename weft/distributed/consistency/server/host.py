@@ -11,13 +11,14 @@ A rank goes on when every shard has let it go, which with a bound may be after o
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 
 import torch
 from torch import Tensor
 
+from weft.distributed.codecs import Bucket, decode_all, encode_all
 from weft.distributed.consistency.control import (
     FLUSH_SECONDS,
     Coordinator,
@@ -29,11 +30,12 @@ from weft.distributed.consistency.control import (
     read_ints,
 )
 from weft.distributed.consistency.server.decisions import Commit, Push, Release, Summary
-from weft.distributed.consistency.server.protocol import ForwardHeader, PushHeader, Tag, with_absent
+from weft.distributed.consistency.server.protocol import ForwardHeader, PushHeader, Tag, read_layout, with_absent
 from weft.distributed.consistency.server.replay import JoinPolicy
 from weft.distributed.consistency.server.settings import Settings
 from weft.distributed.consistency.server.shard import weighted_sum
 from weft.distributed.mailbox import JOINED, LEFT, AbstractMailbox, Message
+from weft.errors import EncodingError
 
 __all__ = ["HostSpec", "serve_host"]
 
@@ -96,6 +98,7 @@ class HostRun:
 
     Args:
         counts: pieces of each shard.
+        buckets: what each piece is, where it travels encoded; empty where it does not.
     """
 
     def __init__(
@@ -105,6 +108,7 @@ class HostRun:
         spec: HostSpec,
         run: int,
         counts: Sequence[int],
+        buckets: Sequence[Bucket],
         policy: JoinPolicy,
         journal: Journal,
     ) -> None:
@@ -112,6 +116,8 @@ class HostRun:
         self._spec = spec
         self.run = run
         self._counts = tuple(counts)
+        self._buckets = tuple(buckets)
+        self._codec = spec.settings.make_codec()
         self._policy = policy
         self._journal = journal
         self._last_step: dict[int, int] = {}
@@ -126,7 +132,7 @@ class HostRun:
 
     def take_push(self, rank: int, header: PushHeader, tensors: Sequence[Tensor]) -> bool:
         """Whether it is new. Raises MalformedError."""
-        pieces = with_absent(tensors, header.absent, sum(self._counts))
+        pieces = self._decode(with_absent(tensors, header.absent, sum(self._counts)))
         if header.in_part or not self._accepts(pieces):
             raise MalformedError("tensors")
         if header.step <= self._last_step.get(rank, -1):
@@ -134,6 +140,18 @@ class HostRun:
         self._last_step[rank] = header.step
         self._gradients[rank, header.step] = header, pieces
         return True
+
+    def _decode(self, sent: Pieces) -> Pieces:
+        try:
+            return decode_all(self._codec, self._buckets, sent) if self._buckets else sent
+        except EncodingError:
+            raise MalformedError("tensors") from None
+
+    def _encode(self, forward: Forward) -> Forward:
+        """Once, also where it is sent again."""
+        if not self._buckets:
+            return forward
+        return replace(forward, tensors=encode_all(self._codec, self._buckets, forward.tensors))
 
     def _accepts(self, pieces: Pieces) -> bool:
         """Whether pieces are of the shapes and types of those before them."""
@@ -150,7 +168,7 @@ class HostRun:
         if not chosen:
             return
         given = [self._gradients.pop(push) for push in chosen]
-        self._under_way = forward = join(self._num_sent, chosen, given)
+        self._under_way = forward = self._encode(join(self._num_sent, chosen, given))
         self._waiting |= {rank: Waiting(step, self.num_forwards) for rank, step in chosen}
         self._num_sent += 1
         self.num_forwards += 1
@@ -283,11 +301,21 @@ class _Host:
         seed, counts = read_int(message.header, "seed"), read_ints(message.header, "counts")
         if len(counts) != self._spec.settings.num_shards:
             raise MalformedError("counts")
+        buckets = () if self._spec.settings.compress.name == "none" else read_layout(message.header)
+        if len(buckets) not in (0, sum(counts)):
+            raise MalformedError("layout")
         self._end_run()
         if self._spec.begun is not None:
             self._spec.begun.touch()
-        policy, journal = self._spec.make_policy(seed), self._open_journal(seed)
-        self._run = HostRun(self._mailbox, spec=self._spec, run=number, counts=counts, policy=policy, journal=journal)
+        self._run = HostRun(
+            self._mailbox,
+            spec=self._spec,
+            run=number,
+            counts=counts,
+            buckets=buckets,
+            policy=self._spec.make_policy(seed),
+            journal=self._open_journal(seed),
+        )
 
     def _open_journal(self, seed: int) -> Journal:
         spec = self._spec

@@ -6,7 +6,7 @@ from typing import final
 
 from torch import Tensor
 
-from weft.distributed.codecs import Piece
+from weft.distributed.codecs import AbstractCodec, ExactCodec, Piece, bucket_pieces, encode_all
 from weft.distributed.consistency.server.protocol import PushHeader, Tag
 from weft.distributed.group.group import AbstractWork
 from weft.distributed.mailbox import AbstractMailbox, AbstractReceive, Message
@@ -20,26 +20,35 @@ PATIENCE_SECONDS = 60.0
 
 @final
 class ShardLink:
-    """Weights that arrive are written into the parameters, which are the model's own memory.
+    """Weights that arrive are written into the parameters, which are the model's own memory. Pieces travel encoded,
+    each a message of its own, except where a shard's weights are asked for as they are (`pull`).
 
     There is one question at a time, and its answer is asked of the mailbox before it sets out: where a server dies and
     another is in its place before anybody looks, which knows nothing of the question, the mailbox says so.
     """
 
     def __init__(
-        self, mailbox: AbstractMailbox, address: int, pieces: Sequence[Piece], parameters: Mapping[str, Tensor]
+        self,
+        mailbox: AbstractMailbox,
+        address: int,
+        pieces: Sequence[Piece],
+        parameters: Mapping[str, Tensor],
+        codec: AbstractCodec | None = None,
     ) -> None:
         self._mailbox = mailbox
+        self._codec = codec or ExactCodec()
         self.address = address
         self.pieces = tuple(pieces)
         self.places = [piece.of(parameters[piece.name]) for piece in pieces]
-        self.about: Mapping[str, object] = {}  # what else a push says of itself
+        self.buckets = bucket_pieces(pieces, parameters)
+        self.about: dict[str, object] = {}  # what else a push says of itself
         self.version = 0
         self.step = 0  # what the shard told this rank to take
         self.is_stopped = False
         self.loss: float | None = None  # of the last step, where ranks are synchronous
         self._under_way: list[AbstractWork] = []
         self._answer: AbstractReceive | None = None
+        self._is_encoded = False  # the weights in it
         self._has_been_lost = False
         self._missing: set[str] = set()
         self._has_part = False
@@ -66,17 +75,31 @@ class ShardLink:
         found = [(piece, tensors.get(piece.name)) for piece in self.pieces]
         return [None if tensor is None else piece.of(tensor) for piece, tensor in found]
 
+    def encode(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """What is sent of this shard's pieces."""
+        return encode_all(self._codec, self.buckets, tensors)
+
+    def decode(self, sent: Sequence[Tensor | None], out: Sequence[Tensor | None]) -> None:
+        """Write what was sent of this shard's pieces; of one that was not, nothing."""
+        for bucket, tensor, place in zip(self.buckets, sent, out, strict=True):
+            if tensor is not None and place is not None:
+                self._codec.decode(bucket, tensor, place)
+
     def send_part(self, run: int, step: int, tensors: Sequence[Tensor | None]) -> int:
         self._has_part = True
-        return self.tell(Tag.PART, {"run": run, "step": step}, [t for t in tensors if t is not None])
+        return self.tell(Tag.PART, {"run": run, "step": step}, [t for t in self.encode(tensors) if t is not None])
 
     def push(self, header: PushHeader, tensors: Sequence[Tensor | None]) -> int:
         """Send a gradient, or what is still to be said of one that is there already; how many bytes were sent."""
-        absent = tuple(index for index, tensor in enumerate(tensors) if tensor is None)
+        return self.push_encoded(header, tensors if self._has_part else self.encode(tensors))
+
+    def push_encoded(self, header: PushHeader, sent: Sequence[Tensor | None]) -> int:
+        """As `push`, of pieces that are encoded."""
+        absent = tuple(index for index, tensor in enumerate(sent) if tensor is None)
         header = replace(header, version=self.version, absent=absent, in_part=self._has_part)
-        given = () if self._has_part else [tensor for tensor in tensors if tensor is not None]
+        given = () if self._has_part else [tensor for tensor in sent if tensor is not None]
         about = {**vars(header), **self.about}
-        return self.ask(Tag.PUSH, Tag.WEIGHTS, about, given, into=self.places if header.wants else ())
+        return self._ask_for_weights(Tag.PUSH, Tag.WEIGHTS, about, given, wants=header.wants)
 
     # Questions and answers.
 
@@ -86,7 +109,26 @@ class ShardLink:
         Args:
             step: the earliest that this rank may take; None if it knows nothing yet.
         """
-        self.ask(Tag.HELLO, Tag.WELCOME, {"run": run, "step": step, "version": self.version})
+        self._ask_for_weights(Tag.HELLO, Tag.WELCOME, {"run": run, "step": step, "version": self.version})
+
+    def pull(self, run: int, into: Sequence[Tensor]) -> None:
+        """Ask for the shard's weights as they are."""
+        self.ask(Tag.PULL, Tag.WEIGHTS, {"run": run}, into=into)
+
+    def _ask_for_weights(
+        self,
+        tag: Tag,
+        expected: Tag,
+        header: Mapping[str, object],
+        tensors: Sequence[Tensor] = (),
+        *,
+        wants: bool = True,
+    ) -> int:
+        """In place, where they come as they are and nothing else comes with them."""
+        into = self.places if self._codec.is_exact and expected == Tag.WEIGHTS else None
+        num_bytes = self.ask(tag, expected, header, tensors, into=into if wants else ())
+        self._is_encoded = wants and into is None
+        return num_bytes
 
     def await_return(self, *, is_restored: bool = True) -> None:
         """Wait until a server that was lost is there again, where one may come in its place."""
@@ -111,6 +153,7 @@ class ShardLink:
         """Send what is answered under `expected`; how many bytes."""
         if self._answer is not None:
             self._answer.cancel()
+        self._is_encoded = False
         # A server that was taken for lost may have heard the question, and answers the same one twice.
         while self._has_been_lost and self._mailbox.poll(expected, self.address) is not None:
             pass
@@ -138,9 +181,8 @@ class ShardLink:
 
     def _note(self, message: Message) -> None:
         header = message.header
-        if message.tag == Tag.WELCOME:
-            for place, tensor in zip(self.places, message.tensors, strict=False):
-                place.copy_(tensor)
+        if self._is_encoded:
+            self.decode(message.tensors[: len(self.places)], self.places)
         if "version" in header:
             self.version = int(header["version"])
         if "step" in header:

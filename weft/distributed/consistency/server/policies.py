@@ -6,18 +6,16 @@ Not fresh is a policy of a shard that takes the place of one that was lost.
 from weft.distributed.consistency.server.arrival import Arrival
 from weft.distributed.consistency.server.policy import AbstractPolicy
 from weft.distributed.consistency.server.rounds import Rounds
-from weft.specs.axes import AXES
 from weft.specs.loading import load
-from weft.specs.plan import Choice
+from weft.specs.plan import Choice, value_of
 
 __all__ = ["asynchronous", "backup", "make_policy", "stale", "synchronous"]
 
 
 def make_policy(choice: Choice, num_workers: int, *, is_fresh: bool = True) -> AbstractPolicy:
     """The policy of every shard, as the table of axes names it."""
-    policy: AbstractPolicy = load(AXES["consistency"][choice.name].realised_by["servers"])(
-        choice, num_workers, is_fresh=is_fresh
-    )
+    make = load(value_of("consistency", choice).realised_by["servers"])
+    policy: AbstractPolicy = make(choice, num_workers, is_fresh=is_fresh)
     return policy
 
 

@@ -21,12 +21,14 @@ norms  of its tensors in a round      -->  where the sum of all shards is clippe
 
 worker                                     host server                          server
 push   all pieces, seed, how pieces   -->
-       lie among shards
+       lie among shards, and what they
+       are where they travel encoded
                                            forward  several, joined        -->
                                                                            <--  weights  who takes which step
                                       <--  weights
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -34,9 +36,11 @@ from typing import Any
 
 from torch import Tensor
 
+from weft.distributed.codecs import Bucket, Piece
 from weft.distributed.consistency.control import STOP, SUM, TOTAL, MalformedError, read_header
+from weft.distributed.mailbox.payload import DTYPES
 
-__all__ = ["ForwardHeader", "InitHeader", "PushHeader", "Tag", "with_absent"]
+__all__ = ["ForwardHeader", "InitHeader", "PushHeader", "Tag", "describe", "read_layout", "with_absent"]
 
 
 class Tag(StrEnum):
@@ -141,3 +145,22 @@ def with_absent(tensors: Sequence[Tensor], absent: Sequence[int], num_pieces: in
         raise MalformedError("tensors")
     given = iter(tensors)
     return tuple(None if index in absent else next(given, None) for index in range(num_pieces))
+
+
+def describe(buckets: Sequence[Bucket]) -> list[list[Any]]:
+    """Type and shape of each piece, for a host server, which decodes what it joins."""
+    return [[str(bucket.dtype).removeprefix("torch."), *bucket.shapes[0]] for bucket in buckets]
+
+
+def read_layout(header: Mapping[str, Any]) -> tuple[Bucket, ...]:
+    """The inverse of `describe`; pieces go by their numbers."""
+    found = header.get("layout")
+    if not isinstance(found, list) or not all(isinstance(one, list) and one and one[0] in DTYPES for one in found):
+        raise MalformedError("layout")
+    if not all(type(dim) is int and dim >= 0 for one in found for dim in one[1:]):
+        raise MalformedError("layout")
+    shapes = [tuple(one[1:]) for one in found]
+    pieces = [Piece(str(index), 0, math.prod(shape)) for index, shape in enumerate(shapes)]
+    return tuple(
+        Bucket((piece,), (shape,), DTYPES[one[0]]) for piece, shape, one in zip(pieces, shapes, found, strict=True)
+    )

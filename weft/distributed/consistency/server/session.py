@@ -9,7 +9,7 @@ from torch import Tensor
 from weft.distributed.codecs import Piece, write
 from weft.distributed.consistency.server.decisions import Summary
 from weft.distributed.consistency.server.link import ShardLink
-from weft.distributed.consistency.server.protocol import InitHeader, Tag
+from weft.distributed.consistency.server.protocol import InitHeader, Tag, describe
 from weft.distributed.consistency.server.settings import Settings
 from weft.distributed.mailbox import AbstractMailbox, Message
 from weft.distributed.placement.cut import cut_evenly, put_together
@@ -34,6 +34,7 @@ class Session:
     def __init__(self, mailbox: AbstractMailbox, settings: Settings, seeds: Sequence[int]) -> None:
         self.mailbox = mailbox
         self._settings = settings
+        self._codec = settings.make_codec()
         self._seeds = iter(seeds)
         self._seed = 0
         self.run = -1
@@ -55,12 +56,12 @@ class Session:
         self.parameters = {name: p.detach() for name, p in model.parameters.items() if p.requires_grad}
         frozen = [p.detach() for p in model.parameters.values() if not p.requires_grad]
         self._untrained = [*frozen, *(buffer.detach() for buffer in model.buffers.values())]
-        has_centre = self._settings.form == "elastic"
+        has_centre = self._settings.form == "weights"
         self.places = {n: torch.empty_like(p) for n, p in self.parameters.items()} if has_centre else self.parameters
         cuts = cut_evenly(self.parameters, self._settings.num_shards, may_cut=self._settings.may_cut)
         addresses = self._settings.shards
         shards = zip(addresses, cuts, strict=True)
-        self.links = [ShardLink(self.mailbox, address, pieces, self.places) for address, pieces in shards]
+        self.links = [ShardLink(self.mailbox, address, pieces, self.places, self._codec) for address, pieces in shards]
         self._host = self._link_to_host() if self._settings.inner > 1 else None
         self.mailbox.await_peers(addresses if self._host is None else [*addresses, self._host.address])
         self._begin({}, 0, None)
@@ -68,8 +69,11 @@ class Session:
     def _link_to_host(self) -> ShardLink:
         """The host server takes the pieces of all shards at once."""
         address = self._settings.host_of(self.mailbox.address)
-        link = ShardLink(self.mailbox, address, [p for link in self.links for p in link.pieces], self.places)
+        pieces = [piece for link in self.links for piece in link.pieces]
+        link = ShardLink(self.mailbox, address, pieces, self.places, self._codec)
         link.about = {"seed": self._seed, "counts": [len(link.pieces) for link in self.links]}
+        if not self._codec.is_exact:
+            link.about |= {"layout": describe(link.buckets)}
         return link
 
     def begin_again(self, step: int, slots: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
@@ -222,10 +226,20 @@ class Session:
         }
         return OptimizerState(shared, slots)
 
+    @property
+    def has_exact_weights(self) -> bool:
+        """Whether ranks are sent weights as the shards hold them."""
+        return self._codec.is_exact
+
+    def fetch_weights(self) -> dict[str, Tensor]:
+        """Those that the shards hold now, as they are; this rank keeps its own."""
+        found = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
+        self._ask(self.links, lambda link: link.pull(self.run, [piece.of(found[piece.name]) for piece in link.pieces]))
+        return found
+
     def take_last_weights(self) -> Summary:
         """Those that the shards hold now, and what shard 0 knows of the whole training; of losses, what all know."""
-        header = {"run": self.run}
-        answers = self._ask(self.links, lambda link: link.ask(Tag.PULL, Tag.WEIGHTS, header, into=link.places))
+        answers = self._ask(self.links, lambda link: link.pull(self.run, link.places))
         first = answers[0]
         ages = {int(age): int(count) for age, count in first.header["staleness"]}
         staleness = tuple(ages.get(age, 0) for age in range(max(ages, default=-1) + 1))

@@ -3,11 +3,15 @@
 from dataclasses import dataclass
 from typing import cast
 
-from weft.distributed.consistency.server.shard import Form, Rate
-from weft.specs import Plan
+from weft.distributed.codecs import AbstractCodec, make_codec
+from weft.distributed.consistency.server.shard import Rate
+from weft.specs import Choice, Plan
+from weft.specs.axes import Sends
 from weft.training.optimizers import AbstractOptimizer, Optimizer
 
 __all__ = ["Settings", "may_cut", "settings_of"]
+
+AS_IT_IS = Choice("none")
 
 
 @dataclass(frozen=True)
@@ -17,11 +21,14 @@ class Settings:
     deals_work: whether step i is share i mod N of batch i div N, for whoever asks; else it is a batch, of which
         every rank has its own share.
     clips_own: whether a worker clips its own gradient; else the server clips the sum.
+    form: what is pushed: gradients, for the shard's optimizer; differences, which are added; or weights of a rank,
+        which draw the centre, which the shard holds, towards themselves.
     parts: into how many groups shards are divided that are reached in turn, one in a step.
     period: steps that a rank takes from one exchange to the next; work is dealt out in as many at a time.
     alpha: of the elastic force between a rank and the centre.
     inner: ranks to a host server; 1 where there are none.
     is_synchronous: ranks meet in every step: each hears of the loss of all, and all sum, agree and evaluate together.
+    compress: what is sent instead of pushes, and of weights to ranks; the shards keep theirs as they are.
     """
 
     num_workers: int
@@ -30,12 +37,17 @@ class Settings:
     may_cut: bool = True
     deals_work: bool = False
     clip_norm: float | None = None
-    form: Form = "gradient"
+    form: Sends = "gradient"
     parts: int = 1
     period: int = 1
     alpha: float = 0.0
     inner: int = 1
     is_synchronous: bool = False
+    compress: Choice = AS_IT_IS
+
+    def make_codec(self) -> AbstractCodec:
+        """For one end."""
+        return make_codec(self.compress, "servers")
 
     @property
     def shards(self) -> range:
@@ -87,23 +99,21 @@ def may_cut(optimizer: AbstractOptimizer) -> bool:
 
 def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | None = None) -> Settings:
     """The settings of a plan whose consistency is kept by servers."""
-    choice = plan.consistency
-    is_elastic, is_synchronous = choice.name == "elastic", choice.name == "sync"
-    by_arrival = choice.name == "async" or choice.get("commit", "clock") == "arrival"
-    num_shards = int(plan.topology["shards"])
+    choice, sends_weights = plan.consistency, plan.sends == "weights"
     # A norm has the bits of one rank only where it is of a whole tensor.
-    clips_together = is_synchronous and clip_norm is not None and num_shards > 1
+    clips_together = plan.is_synchronous and clip_norm is not None and plan.num_shards > 1
     return Settings(
         num_workers=plan.num_ranks,
-        num_shards=num_shards,
-        rate=cast(Rate, "full" if is_elastic else choice["lr"] if by_arrival else "together"),
-        may_cut=is_elastic or (may_cut(optimizer) and not clips_together),
-        deals_work=by_arrival or is_elastic,
+        num_shards=plan.num_shards,
+        rate=cast(Rate, choice.get("lr", "full") if plan.commits_on_arrival else "together"),
+        may_cut=sends_weights or (may_cut(optimizer) and not clips_together),
+        deals_work=plan.commits_on_arrival,
         clip_norm=clip_norm,
-        form="elastic" if is_elastic else cast(Form, choice.get("push", "gradient")),
+        form=plan.sends,
         parts=int(choice.get("parts", 1)),
-        period=int(choice["steps"]) if is_elastic else 1,
-        alpha=float(choice["beta"]) / plan.num_ranks if is_elastic else 0.0,
-        inner=int(plan.topology.get("inner", 1)),
-        is_synchronous=is_synchronous,
+        period=plan.period,
+        alpha=float(choice.get("beta", 0.0)) / plan.num_ranks,
+        inner=plan.ranks_per_host,
+        is_synchronous=plan.is_synchronous,
+        compress=plan.compress,
     )

@@ -24,17 +24,15 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
+from weft.distributed.codecs import AbstractCodec, ExactCodec, Piece, bucket_pieces
 from weft.distributed.consistency.elastic import draw_centre
+from weft.specs.axes import Sends
 from weft.training.gradients import clip_by_norm
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
 
-__all__ = ["Contribution", "Form", "Rate", "Shard", "weighted_sum"]
+__all__ = ["Contribution", "Rate", "Shard", "weighted_sum"]
 
 Rate = Literal["together", "share", "staleness", "full"]
-
-Form = Literal["gradient", "difference", "elastic"]
-"""The tensors that are pushed: gradients, for the shard's optimizer; differences of weights, which are added; or the
-weights of a rank, which draw the centre, which the shard holds, towards themselves."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +61,7 @@ class Shard:
         weights: the pieces, which are updated in place.
         alpha: of the elastic force between the centre and a rank.
         num_workers: how many contributions make a whole round.
+        codec: through which ranks see the weights.
     """
 
     def __init__(
@@ -72,11 +71,14 @@ class Shard:
         *,
         rate: Rate,
         num_workers: int,
-        form: Form = "gradient",
+        form: Sends = "gradient",
         alpha: float = 0.0,
         clip_norm: float | None = None,
+        codec: AbstractCodec | None = None,
     ) -> None:
         self._pieces = {str(index): tensor.detach() for index, tensor in enumerate(weights)}
+        self._codec = codec or ExactCodec()
+        self.buckets = bucket_pieces([Piece(name, 0, p.numel()) for name, p in self._pieces.items()], self._pieces)
         self._optimizer = optimizer
         self._rate = rate
         self._form = form
@@ -166,15 +168,21 @@ class Shard:
         if self._form != "gradient":
             for name, pushed in total.items():
                 if pushed is not None:
-                    self._move(self._pieces[name], pushed, factor)
+                    self._move(name, pushed, factor)
             return
         if self._clip_norm is not None:
             total = clip_by_norm(total, self._clip_norm)
         self.state = self._optimizer.update(total, self._pieces, self.state, factor * lr)
 
-    def _move(self, piece: Tensor, pushed: Tensor, factor: float) -> None:
-        if self._form == "elastic":
-            draw_centre(piece, pushed, self._alpha)
+    def _seen(self, index: int) -> Tensor | None:
+        """A piece as ranks are sent it, where that is not as it is."""
+        bucket, piece = self.buckets[index], self.weights[index]
+        return None if self._codec.is_exact else self._codec.decode(bucket, self._codec.encode(bucket, piece))
+
+    def _move(self, name: str, pushed: Tensor, factor: float) -> None:
+        piece = self._pieces[name]
+        if self._form == "weights":
+            draw_centre(piece, pushed, self._alpha, seen=self._seen(int(name)))
         else:
             piece.add_(pushed, alpha=factor)
 

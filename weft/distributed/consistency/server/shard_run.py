@@ -86,7 +86,7 @@ class ShardRun:
             case Tag.SUM:
                 self._send(self._coordinator.add(message))
             case Tag.PULL:
-                self._state.send_weights(rank, Tag.WEIGHTS, self._statistics(), self._state.shard.weights)
+                self._state.send_exact(rank, Tag.WEIGHTS, self._statistics(), self._state.shard.weights)
             case Tag.FETCH:
                 self._state.send_optimizer_state(rank)
             case _:
@@ -183,7 +183,7 @@ class ShardRun:
         self._carry_out(self.policy.push(rank, step, self._now, others))
 
     def _accept(self, tensors: Sequence[Tensor], absent: Sequence[int]) -> tuple[Tensor | None, ...]:
-        given = with_absent(tensors, absent, len(self._state.shard.weights))
+        given = self._state.decode(with_absent(tensors, absent, len(self._state.shard.weights)))
         if not self._state.shard.accepts(given):
             raise MalformedError("tensors")
         return given
@@ -259,7 +259,7 @@ class ShardRun:
             del self.pending[contribution.rank, contribution.step]
             if contribution.host is not None:
                 self._answers.owe(contribution.host)
-        if self._spec.settings.form == "elastic":
+        if self._spec.settings.form == "weights":
             for rank, _ in pushes:
                 self._ranks[rank].centre = self._state.shard.weights
         self._answers.loss = self._state.commit(contributions, factor)

@@ -9,6 +9,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from weft.distributed.codecs import decode_all
+from weft.distributed.consistency.control import MalformedError
 from weft.distributed.consistency.server.policy import AbstractPolicy
 from weft.distributed.consistency.server.protocol import InitHeader, Tag
 from weft.distributed.consistency.server.settings import Settings
@@ -16,6 +18,7 @@ from weft.distributed.consistency.server.shard import Contribution, Shard
 from weft.distributed.consistency.server.snapshot import Snapshot, write_snapshot
 from weft.distributed.group.group import AbstractWork
 from weft.distributed.mailbox import AbstractMailbox
+from weft.errors import EncodingError
 from weft.training.optimizers import AbstractOptimizer, OptimizerState, Shared
 
 __all__ = ["InFlight", "ServerSpec", "ShardState"]
@@ -105,6 +108,9 @@ class ShardState:
         self._mailbox = mailbox
         self._spec = spec
         self._in_flight = InFlight()
+        self._codec = spec.settings.make_codec()
+        # Version and weights that were encoded last, and as what.
+        self._encoded: tuple[int, tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
         self._saved_at = -math.inf
         self.header = header
         self.buffers = tuple(buffers)
@@ -119,6 +125,7 @@ class ShardState:
             alpha=spec.settings.alpha,
             num_workers=spec.settings.num_workers,
             clip_norm=None if header.positions else header.clip_norm,
+            codec=self._codec,
         )
 
     def _make_memory(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -155,7 +162,7 @@ class ShardState:
         is made on a copy."""
         weights = self.shard.weights
         is_read = self._in_flight.is_read(weights)
-        if is_read or self._spec.settings.form == "elastic":
+        if is_read or self._spec.settings.form == "weights":
             self.shard.move_to(self._in_flight.take_free() or self._make_memory(weights))
         loss = self.shard.commit(contributions, clip_factor)
         self.save(is_due=self._mailbox.clock.now() - self._saved_at >= SNAPSHOT_SECONDS)
@@ -174,11 +181,38 @@ class ShardState:
     def send_weights(
         self, to: int, tag: Tag, header: Mapping[str, Any], weights: tuple[Tensor, ...], more: Sequence[Tensor] = ()
     ) -> None:
-        """These weights, by default those of now, stay as they are until they have been read."""
-        about = {"run": self.header.run, "version": self.shard.version, **header}
-        work = self._mailbox.start_send(to, tag, about, [*weights, *more])
+        """To ranks that are to compute on them: encoded."""
+        if self._codec.is_exact or not weights:
+            self.send_exact(to, tag, header, weights, more)
+        else:
+            self._start_send(to, tag, header, [*self._encode(weights), *more])
+
+    def send_exact(
+        self, to: int, tag: Tag, header: Mapping[str, Any], weights: tuple[Tensor, ...], more: Sequence[Tensor] = ()
+    ) -> None:
+        """As they are; these weights stay so until they have been read."""
+        work = self._start_send(to, tag, header, [*weights, *more])
         if weights:
             self._in_flight.add(weights, work)
+
+    def _start_send(self, to: int, tag: Tag, header: Mapping[str, Any], tensors: Sequence[Tensor]) -> AbstractWork:
+        about = {"run": self.header.run, "version": self.shard.version, **header}
+        return self._mailbox.start_send(to, tag, about, tensors)
+
+    def _encode(self, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Once for all ranks that are sent the same weights; what is in flight is never written to again."""
+        version = self.shard.version
+        if self._encoded is None or self._encoded[0] != version or not _are_same(self._encoded[1], weights):
+            pairs = zip(self.shard.buckets, weights, strict=True)
+            self._encoded = version, weights, tuple(self._codec.encode(bucket, weight) for bucket, weight in pairs)
+        return self._encoded[2]
+
+    def decode(self, sent: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+        """A push, as the shard takes it. Raises MalformedError."""
+        try:
+            return decode_all(self._codec, self.shard.buckets, sent)
+        except EncodingError:
+            raise MalformedError("tensors") from None
 
     def send_optimizer_state(self, to: int) -> None:
         state = self.shard.state

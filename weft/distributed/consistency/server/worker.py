@@ -53,7 +53,7 @@ class ServedReplicas(AbstractReplicas):
         self._on_joined = on_joined
         self._buffers = buffers
         self._session = Session(mailbox, settings, seeds)
-        make_steps = ElasticSteps if settings.form == "elastic" else GradientSteps
+        make_steps = ElasticSteps if settings.form == "weights" else GradientSteps
         self._steps: ElasticSteps | GradientSteps = make_steps(self._session, settings)
 
     @property
@@ -124,7 +124,9 @@ class ServedReplicas(AbstractReplicas):
         last there are. Synchronous ranks judge together."""
         if self.is_synchronous:
             self._average_statistics(model.buffers if self._buffers == "mean" else {})
-            yield Consensus(self)
+            whole = self._fetch_whole()
+            with use_point(model.parameters, {**model.parameters, **whole} if whole else model.parameters):
+                yield Consensus(self)
             return
         values: dict[str, float] = {}
         series: dict[str, tuple[float, ...]] = {}
@@ -157,10 +159,18 @@ class ServedReplicas(AbstractReplicas):
         return self._session.fetch_state(state) if self._settings.form == "gradient" and is_asking else state
 
     def memory(self) -> Mapping[str, Entry]:
-        """The centre, in place of rank 0's own weights: with any plan a run goes on from it."""
-        if self._session.places is self._session.parameters:
+        """The centre, in place of rank 0's own weights, or the weights of which ranks are sent less than all digits:
+        with any plan a run goes on from them."""
+        session = self._session
+        found = self._fetch_whole() or ({} if session.places is session.parameters else session.places)
+        return {f"parameter/{name}": Entry(tensor) for name, tensor in found.items()}
+
+    def _fetch_whole(self) -> dict[str, Tensor]:
+        """The weights as the servers hold them, on every rank that meets the others, else on rank 0; nothing where
+        ranks have them anyway."""
+        if self._session.has_exact_weights or not (self.is_synchronous or self.mesh.rank == 0):
             return {}
-        return {f"parameter/{name}": Entry(tensor) for name, tensor in self._session.places.items()}
+        return self._session.fetch_weights()
 
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
         """Rank 0 begins again, from the weights and the optimizer state of the checkpoint; so do the servers."""

@@ -1,0 +1,154 @@
+"""The contract of a codec, as checks that raise AssertionError; every codec passes them, and broken ones do not."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from weft.distributed.codecs import AbstractCodec, Bucket, ReductionWork, bucket_of
+from weft.distributed.collectives import AlgorithmChoice
+from weft.distributed.group import AbstractGroup
+from weft.distributed.virtual import run_virtual
+from weft.errors import EncodingError
+
+__all__ = ["CHECKS", "MakeCodec", "make_message"]
+
+MakeCodec = Callable[[], AbstractCodec]
+SIZE = 3
+
+
+def make_bucket(dtype: torch.dtype = torch.float32) -> Bucket:
+    return bucket_of({"w": torch.zeros(4, 5, dtype=dtype), "b": torch.zeros(3, dtype=dtype)})
+
+
+def make_message(bucket: Bucket, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(bucket.num_elements, generator=generator, dtype=torch.float64).to(bucket.dtype)
+
+
+def check_neither_end_changes_what_it_is_given(make: MakeCodec) -> None:
+    codec, bucket = make(), make_bucket()
+    message = make_message(bucket)
+    before = message.clone()
+    sent = codec.encode(bucket, message)
+    assert torch.equal(message, before)
+    kept = sent.clone()
+    codec.decode(bucket, sent)
+    assert torch.equal(sent, kept)
+
+
+def check_what_is_decoded_is_a_message(make: MakeCodec) -> None:
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
+        bucket = make_bucket(dtype)
+        if not dtype.is_floating_point and _keeps(make):  # whole numbers have no part that could be kept back
+            continue
+        codec = make()
+        sent = codec.encode(bucket, make_message(bucket), codec.make_memory(bucket, torch_empty))
+        decoded = codec.decode(bucket, sent)
+        assert bucket.accepts(decoded) and decoded.device == sent.device
+        place = torch.full((bucket.num_elements,), 7, dtype=dtype)
+        assert codec.decode(bucket, sent, place) is place
+        assert torch.equal(place, decoded.view(-1))
+
+
+def check_two_ranks_encode_alike(make: MakeCodec) -> None:
+    bucket = make_bucket()
+    message = make_message(bucket)
+    assert torch.equal(make().encode(bucket, message), make().encode(bucket, message))
+
+
+def check_twice_is_once_without_memory(make: MakeCodec) -> None:
+    if _keeps(make):
+        return
+    codec, bucket = make(), make_bucket()
+    sent = codec.encode(bucket, make_message(bucket)).clone()
+    assert torch.equal(codec.encode(bucket, codec.decode(bucket, sent)), sent)
+
+
+def check_all_ranks_have_the_same_sum(make: MakeCodec) -> None:
+    """That of what each decodes by itself; rounded once more where the group added it up."""
+    bucket, plain = make_bucket(), make()
+
+    def program(group: AbstractGroup) -> Tensor:
+        codec, message = make(), make_message(bucket, group.rank)
+        sent = codec.encode(bucket, message, codec.make_memory(bucket, group.empty))
+        return ReductionWork(group, codec.reduce(bucket, sent, group.size, out=message)).wait()
+
+    found = run_virtual(program, SIZE, choice=AlgorithmChoice("direct")).results
+    parts = [make().decode(bucket, make().encode(bucket, make_message(bucket, rank))) for rank in range(SIZE)]
+    total = (parts[0] + parts[1]) + parts[2]
+    if plain.is_summable:
+        total = plain.decode(bucket, plain.encode(bucket, total))
+    assert all(torch.equal(one, total) for one in found)
+
+
+def check_what_is_not_sent_is_kept(make: MakeCodec) -> None:
+    """Sent and kept together are what was given, over several messages, up to the rounding of a few additions."""
+    codec, bucket = make(), make_bucket()
+    given, sent = torch.zeros(bucket.num_elements), torch.zeros(bucket.num_elements)
+    for step in range(4):
+        message = make_message(bucket, step)
+        given += message
+        sent += codec.decode(bucket, codec.encode(bucket, message))
+    kept = codec.memory()
+    if kept:
+        sent += torch.cat([kept[name].reshape(-1) for name in bucket.names])
+        torch.testing.assert_close(sent, given, rtol=0, atol=1e-5)
+    else:
+        torch.testing.assert_close(sent, given, rtol=0, atol=0.1)
+
+
+def check_memory_goes_on(make: MakeCodec) -> None:
+    codec, other, bucket = make(), make(), make_bucket()
+    codec.encode(bucket, make_message(bucket, 0))
+    other.remember({name: tensor.clone() for name, tensor in codec.memory().items()})
+    following = make_message(bucket, 1)
+    assert torch.equal(codec.encode(bucket, following), other.encode(bucket, following))
+    codec.remember({})
+    assert torch.equal(codec.encode(bucket, following), make().encode(bucket, following))
+
+
+def check_cost_is_what_is_counted(make: MakeCodec) -> None:
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        codec, bucket = make(), make_bucket(dtype)
+        cost, sent = codec.cost(bucket), codec.encode(bucket, make_message(bucket))
+        assert cost.sent_bytes == sent.nbytes or math.isnan(cost.sent_bytes)  # it hangs on the values
+        assert cost.memory_bytes == sum(tensor.nbytes for tensor in codec.memory().values())
+
+
+def check_finite_stays_finite(make: MakeCodec) -> None:
+    codec, bucket = make(), make_bucket()
+    for largest in (6e4, 7e4, 3.4e38):
+        message = make_message(bucket)
+        message[21] = largest
+        try:
+            decoded = codec.decode(bucket, codec.encode(bucket, message))
+        except EncodingError as error:
+            assert error.name == "b" and "use compress=" in str(error)
+        else:
+            assert decoded.isfinite().all()
+
+
+def check_what_is_no_message_is_refused(make: MakeCodec) -> None:
+    codec, bucket = make(), make_bucket()
+    sent = codec.encode(bucket, make_message(bucket))
+    for wrong in (sent.reshape(-1)[:-1], sent.to(torch.complex64)):
+        try:
+            codec.decode(bucket, wrong)
+        except EncodingError:
+            continue
+        raise AssertionError(f"decoded {wrong.shape} {wrong.dtype}")
+
+
+CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}
+
+
+def torch_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def _keeps(make: MakeCodec) -> bool:
+    codec, bucket = make(), make_bucket()
+    codec.encode(bucket, make_message(bucket))
+    return bool(codec.memory())

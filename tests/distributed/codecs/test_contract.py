@@ -1,0 +1,153 @@
+"""The contract suite over every codec, and the broken ones that it must catch."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.distributed.codecs import contract
+from tests.distributed.codecs.kinds import LowRankCodec, SignCodec, SparseCodec
+from weft.distributed.codecs import (
+    AbstractCodec,
+    Bucket,
+    Empty,
+    ExactCodec,
+    HalfCodec,
+    Reduction,
+    ReductionWork,
+    bucket_of,
+    gather_encoded,
+    make_codec,
+)
+from weft.distributed.group import AbstractGroup
+from weft.distributed.group.calls import ReduceOp
+from weft.distributed.virtual import run_virtual
+from weft.planning.codec_cost import CodecCost
+from weft.specs import Choice
+from weft.specs.axes import AXES
+
+CODECS: dict[str, contract.MakeCodec] = {
+    **{name: lambda name=name: make_codec(Choice(name)) for name, v in AXES["compress"].items() if v.is_available},
+    "sign": SignCodec,
+    "sparse": SparseCodec,
+}
+
+
+@pytest.mark.parametrize("check", contract.CHECKS.values(), ids=contract.CHECKS)
+@pytest.mark.parametrize("make", CODECS.values(), ids=CODECS)
+def test_every_codec_keeps_the_contract(make: contract.MakeCodec, check: Callable[[contract.MakeCodec], None]) -> None:
+    check(make)
+
+
+@final
+class Planted(AbstractCodec):
+    """Another codec, with some of its methods replaced by functions of it and their arguments."""
+
+    def __init__(self, inner: AbstractCodec, **faults: Callable[..., Any]) -> None:
+        self._inner = inner
+        self._faults = faults
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        fault = self._faults.get(method)
+        return fault(self._inner, *arguments) if fault else getattr(self._inner, method)(*arguments)
+
+    @property
+    def is_exact(self) -> bool:
+        return self._inner.is_exact
+
+    @property
+    def is_summable(self) -> bool:
+        return self._inner.is_summable
+
+    def make_memory(self, bucket: Bucket, empty: Empty) -> Tensor | None:
+        return self._inner.make_memory(bucket, empty)
+
+    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._call("encode", bucket, message, out)
+
+    def reduce(
+        self, bucket: Bucket, sent: Tensor, size: int, op: ReduceOp = "sum", out: Tensor | None = None
+    ) -> Reduction:
+        return self._call("reduce", bucket, sent, size, op, out)
+
+    def decode(self, bucket: Bucket, sent: Tensor, out: Tensor | None = None) -> Tensor:
+        return self._call("decode", bucket, sent, out)
+
+    def memory(self) -> Mapping[str, Tensor]:
+        return self._call("memory")
+
+    def remember(self, memory: Mapping[str, Tensor]) -> None:
+        self._call("remember", memory)
+
+    def cost(self, bucket: Bucket) -> CodecCost:
+        return self._call("cost", bucket)
+
+
+def alter(codec: AbstractCodec, bucket: Bucket, message: Tensor, out: Tensor | None) -> Tensor:
+    return codec.encode(bucket, message.mul_(0.5), out)
+
+
+def overflow(codec: AbstractCodec, bucket: Bucket, message: Tensor, out: Tensor | None) -> Tensor:
+    return message.half()
+
+
+def draw(codec: AbstractCodec, bucket: Bucket, message: Tensor, out: Tensor | None) -> Tensor:
+    return codec.encode(bucket, message + 0.1 * torch.rand(message.shape), out)
+
+
+def drop_residual(codec: AbstractCodec, bucket: Bucket, message: Tensor, out: Tensor | None) -> Tensor:
+    codec.remember({})
+    return codec.encode(bucket, message, out)
+
+
+def keep_exact_own(codec: AbstractCodec, bucket: Bucket, sent: Tensor, size: int, op: ReduceOp, out: Tensor) -> Any:
+    """The owner adds its own message as it was, and not as the others decode it."""
+    own, decoded = out.clone(), codec.decode(bucket, sent)
+    total = yield from gather_encoded(codec, bucket, sent, size, op, out)
+    return total.add_(own - decoded)
+
+
+def believe(codec: AbstractCodec, bucket: Bucket, sent: Tensor, out: Tensor | None) -> Tensor:
+    flat = torch.zeros(bucket.num_elements, dtype=bucket.dtype)
+    flat[: sent.numel()] = sent.reshape(-1).real.to(bucket.dtype)
+    return flat if out is None else out.copy_(flat)
+
+
+BROKEN: dict[str, tuple[contract.MakeCodec, str]] = {
+    "alters the message": (lambda: Planted(HalfCodec("bf16"), encode=alter), "neither_end_changes_what_it_is_given"),
+    "overflows": (lambda: Planted(HalfCodec("fp16"), encode=overflow), "finite_stays_finite"),
+    "rounds by chance": (lambda: Planted(HalfCodec("bf16"), encode=draw), "twice_is_once_without_memory"),
+    "ranks differ": (lambda: Planted(HalfCodec("bf16"), encode=draw), "two_ranks_encode_alike"),
+    "owner keeps exact values": (lambda: Planted(SignCodec(), reduce=keep_exact_own), "all_ranks_have_the_same_sum"),
+    "no error feedback": (lambda: Planted(SignCodec(), encode=drop_residual), "what_is_not_sent_is_kept"),
+    "residual lost": (lambda: Planted(SignCodec(), remember=lambda codec, memory: None), "memory_goes_on"),
+    "another cost": (lambda: Planted(HalfCodec("bf16"), cost=lambda c, b: CodecCost(1.0)), "cost_is_what_is_counted"),
+    "forgets its memory": (lambda: Planted(SignCodec(), memory=lambda codec: {}), "cost_is_what_is_counted"),
+    "believes anything": (lambda: Planted(HalfCodec("bf16"), decode=believe), "what_is_no_message_is_refused"),
+    "another type": (
+        lambda: Planted(ExactCodec(), decode=lambda codec, bucket, sent, out: sent.double()),
+        "what_is_decoded_is_a_message",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "check"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_codec_is_caught(make: contract.MakeCodec, check: str) -> None:
+    with pytest.raises(AssertionError):
+        contract.CHECKS[check](make)
+
+
+def test_a_codec_may_need_two_rounds() -> None:
+    """Low rank: the second message depends on the sum of the first, and every rank ends with the same product."""
+    bucket = bucket_of({"w": torch.zeros(3, 2)})
+    messages = [torch.outer(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, float(rank)])) for rank in range(3)]
+
+    def program(group: AbstractGroup) -> Tensor:
+        codec, message = LowRankCodec(), messages[group.rank].clone()
+        sent = codec.encode(bucket, message)
+        return ReductionWork(group, codec.reduce(bucket, sent, group.size, out=message)).wait()
+
+    for found in run_virtual(program, 3).results:
+        torch.testing.assert_close(found, messages[0] + messages[1] + messages[2])

@@ -1,0 +1,136 @@
+"""A run with a codec that is cut goes on to the same bits; what was not sent yet is in the checkpoint."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.distributed.codecs.kinds import SignCodec
+from tests.distributed.placement.cases import RankOrderGroup
+from tests.distributed.placement.test_data_parallel import interrupt_on
+from tests.distributed.virtual_plan import run_plan
+from tests.training.test_run import tiny
+from weft.distributed.consistency.server import ServedReplicas
+from weft.distributed.group import AbstractGroup
+from weft.distributed.placement import DataParallel
+from weft.distributed.realise import RunSpec
+from weft.distributed.virtual import run_virtual
+from weft.records.record import Repetition
+from weft.records.run_folder import RunFolder, create_run_folder
+from weft.torch_private import use_determinism
+from weft.training import run as run_module
+from weft.training.checkpoint import latest_checkpoint
+from weft.training.recipe import Recipe
+from weft.training.replicas import AbstractReplicas
+from weft.training.run import resume_run, run_recipe
+
+RECIPE = tiny(optimizer="momentum", optimizer__lr=0.05, batch_size=64, evaluate_every=1.0, epochs=0.6)
+
+RunOn = Callable[[Callable[[AbstractReplicas], Repetition]], Repetition]
+
+
+@pytest.fixture(autouse=True)
+def quick_and_determinate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for probe in ("probe_scaling", "probe_step", "probe_data"):
+        monkeypatch.setattr(run_module, probe, lambda *_: {})
+    with use_determinism():
+        yield
+
+
+def on_plan(plan: str) -> RunOn:
+    def run(work: Callable[[AbstractReplicas], Repetition]) -> Repetition:
+        found: Repetition = run_plan(plan, lambda _group, r: work(r), spec=RunSpec.of(RECIPE, (0,))).results[0]
+        return found
+
+    return run
+
+
+def with_residuals(size: int) -> RunOn:
+    """Synchronous ranks with a codec that keeps what it did not send."""
+
+    def run(work: Callable[[AbstractReplicas], Repetition]) -> Repetition:
+        def program(group: AbstractGroup) -> Repetition:
+            return work(DataParallel(RankOrderGroup(group), codec=SignCodec()))
+
+        found: Repetition = run_virtual(program, size).results[0]
+        return found
+
+    return run
+
+
+def start(path: Path, run: RunOn, recipe: Recipe = RECIPE) -> Repetition:
+    folder = create_run_folder(path, recipe.name)
+    return run(lambda replicas: run_recipe(recipe, folder=folder, seeds=(0,), replicas=replicas).repetitions[0])
+
+
+def resume(path: Path, run: RunOn) -> Repetition:
+    return run(lambda replicas: resume_run(RunFolder(path), replicas=replicas).repetitions[0])
+
+
+def cut(path: Path, run: RunOn, monkeypatch: pytest.MonkeyPatch) -> Repetition:
+    with interrupt_on(monkeypatch, 1, 3), pytest.raises(KeyboardInterrupt):
+        start(path / "cut", run)
+    return resume(path / "cut", run)
+
+
+PLANS = [
+    "data=3 topology=direct",
+    "data=3 topology=server(2)",
+    "data=3 consistency=local(2) topology=direct",
+    "data=2 consistency=local(2,outer=nesterov) topology=direct",
+    "data=3 consistency=elastic(2)",
+    "data=3 consistency=gossip(ring)",
+]
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16"])
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_run_that_is_cut_goes_on_to_the_same_bits(
+    plan: str, codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = on_plan(f"{plan} compress={codec}")
+    assert cut(tmp_path, run, monkeypatch).hashes == start(tmp_path / "whole", run).hashes
+
+
+def test_a_checkpoint_of_what_ranks_were_sent_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: of the servers' weights, the digits that ranks see."""
+    run = on_plan("data=3 topology=server(2) compress=bf16")
+    whole = start(tmp_path / "whole", run)
+    monkeypatch.setattr(ServedReplicas, "memory", lambda self: {})
+    assert cut(tmp_path, run, monkeypatch).hashes != whole.hashes
+
+
+def test_residuals_are_part_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = with_residuals(2)
+    whole = start(tmp_path / "whole", run)
+    assert cut(tmp_path / "right", run, monkeypatch).hashes == whole.hashes
+    monkeypatch.setattr(DataParallel, "memory", lambda self: {})
+    assert cut(tmp_path / "wrong", run, monkeypatch).hashes != whole.hashes
+
+
+def test_the_sum_of_residuals_survives_another_number_of_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with interrupt_on(monkeypatch, 1, 3), pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "cut", with_residuals(2))
+    snapshot = latest_checkpoint(tmp_path / "cut/checkpoint/seed-0", pytest.fail)
+    assert snapshot is not None
+    saved = {name: entry for name, entry in snapshot.entries.items() if name.startswith("residual/")}
+    assert saved
+
+    def program(group: AbstractGroup) -> dict[str, torch.Tensor]:
+        codec = SignCodec()
+        DataParallel(group, codec=codec).remember(3, snapshot.entries)
+        return {name: tensor.clone() for name, tensor in codec.memory().items()}
+
+    three = run_virtual(program, 3).results
+    for name, entry in saved.items():
+        total = sum(kept[name.removeprefix("residual/")] for kept in three)
+        torch.testing.assert_close(total, entry.parts[0] + entry.parts[1])
+
+
+@pytest.mark.parametrize("after", ["none", "bf16"])
+def test_a_run_goes_on_with_another_codec(after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, plan = "fp16" if after == "none" else "none", "data=2 consistency=local(2) topology=direct compress="
+    with interrupt_on(monkeypatch, 1, 3), pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "cut", on_plan(plan + before))
+    assert resume(tmp_path / "cut", on_plan(plan + after)).status == "done"
