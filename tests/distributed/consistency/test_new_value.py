@@ -15,7 +15,7 @@ from weft.specs.axes import AXES, Limit, Traits, Value
 
 
 def register(monkeypatch: pytest.MonkeyPatch, value: Value) -> None:
-    monkeypatch.setitem(AXES["consistency"], "leader", value)  # type: ignore[misc]
+    monkeypatch.setitem(AXES["consistency"], "leader", value)
 
 
 def test_it_is_proved_in_a_group_and_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_it_is_proved_at_servers_and_one_of_another_bound_is_not(
 def test_it_is_simulated(value: Value, plan: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     register(monkeypatch, value)
     (repetition,) = run(tmp_path / "run", tiny(plan)).record.repetitions
-    assert repetition.values["step_time"] >= 0.01 and repetition.values["bytes_per_step"] >= 0
+    assert repetition.values["step_time"] >= 0.01
 
 
 def test_its_traits_and_limits_refuse_plans(monkeypatch: pytest.MonkeyPatch) -> None:
