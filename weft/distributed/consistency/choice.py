@@ -10,7 +10,13 @@ __all__ = ["relax"]
 
 
 def relax(base: AbstractReplicas, group: AbstractGroup, choice: Choice) -> AbstractReplicas:
-    """The replicas with this consistency; `base`, the synchronous ones, as they are where it is synchronous."""
+    """The replicas with this consistency; `base`, the synchronous ones, as they are where it is synchronous.
+
+    Args:
+        base: synchronous replicas of the same group.
+        group: that of the replicas.
+        choice: the consistency of a plan.
+    """
     value = value_of("consistency", choice)
     if value.traits.is_synchronous:
         return base
