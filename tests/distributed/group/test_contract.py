@@ -211,13 +211,15 @@ def gathers_a_row_late(group: AbstractGroup, call: Call) -> AbstractWork:
 
 
 def scatters_a_row_late(group: AbstractGroup, call: Call) -> AbstractWork:
-    is_uneven = isinstance(call, ReduceScatter) and call.sizes is not None
-    return group.start(replace(call, tensor=call.tensor.roll(1, 0)) if is_uneven else call)
+    if isinstance(call, ReduceScatter) and call.sizes is not None:
+        call = replace(call, tensor=call.tensor.roll(1, 0))
+    return group.start(call)
 
 
 def exchanges_a_row_late(group: AbstractGroup, call: Call) -> AbstractWork:
-    is_uneven = isinstance(call, AllToAll) and call.send_sizes is not None
-    return group.start(replace(call, tensor=call.tensor.roll(1, 0)) if is_uneven else call)
+    if isinstance(call, AllToAll) and call.send_sizes is not None:
+        call = replace(call, tensor=call.tensor.roll(1, 0))
+    return group.start(call)
 
 
 def ignores_tags(group: AbstractGroup, call: Call) -> AbstractWork:
