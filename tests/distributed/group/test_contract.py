@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.distributed.group import contract
+from tests.distributed.group import contract, uneven_contract
 from weft.distributed.collectives import AlgorithmChoice, AlgorithmName, MessageGroup
 from weft.distributed.group import (
     AbstractGroup,
     AbstractWork,
     AllGather,
     AllReduce,
+    AllToAll,
     Barrier,
     Broadcast,
     Call,
@@ -25,6 +26,7 @@ from weft.distributed.group import (
     RecordingGroup,
     Recv,
     Reduce,
+    ReduceScatter,
     Send,
     SoloGroup,
 )
@@ -120,9 +122,9 @@ def test_a_lost_peer_is_named_on_every_surviving_rank(
 class AfterWork(AbstractWork):
     """Spoils a result when it is waited for, once."""
 
-    def __init__(self, inner: AbstractWork, spoil: Callable[[], None]) -> None:
+    def __init__(self, inner: AbstractWork, spoil: Callable[[], object]) -> None:
         self.inner = inner
-        self.spoil: Callable[[], None] | None = spoil
+        self.spoil: Callable[[], object] | None = spoil
 
     def wait(self) -> None:
         self.inner.wait()
@@ -200,6 +202,26 @@ def sums_from_its_own_rank_on(group: AbstractGroup, call: Call) -> AbstractWork:
     return DoneWork()
 
 
+def gathers_a_row_late(group: AbstractGroup, call: Call) -> AbstractWork:
+    work = group.start(call)
+    if not isinstance(call, AllGather) or call.sizes is None:
+        return work
+    output = call.output
+    return AfterWork(work, lambda: output.copy_(output.roll(1, 0)))
+
+
+def scatters_a_row_late(group: AbstractGroup, call: Call) -> AbstractWork:
+    if isinstance(call, ReduceScatter) and call.sizes is not None:
+        call = replace(call, tensor=call.tensor.roll(1, 0))
+    return group.start(call)
+
+
+def exchanges_a_row_late(group: AbstractGroup, call: Call) -> AbstractWork:
+    if isinstance(call, AllToAll) and call.send_sizes is not None:
+        call = replace(call, tensor=call.tensor.roll(1, 0))
+    return group.start(call)
+
+
 def ignores_tags(group: AbstractGroup, call: Call) -> AbstractWork:
     return group.start(replace(call, tag=0) if isinstance(call, Send | Recv) else call)
 
@@ -227,6 +249,9 @@ SABOTAGES: dict[Sabotage, contract.Program] = {
     takes_the_wrong_root: contract.broadcast,
     gathers_in_the_wrong_order: contract.all_gather,
     sums_from_its_own_rank_on: contract.real_sums,
+    gathers_a_row_late: uneven_contract.uneven_all_gather,
+    scatters_a_row_late: uneven_contract.uneven_reduce_scatter,
+    exchanges_a_row_late: uneven_contract.uneven_all_to_all,
     ignores_tags: contract.messages,
     reduces_everywhere: contract.reduce,
     says_done_too_early: contract.all_reduce,

@@ -5,14 +5,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from weft.distributed.collectives import MessageGroup
 from weft.distributed.group import (
     AbstractGroup,
     AllGather,
+    AllToAll,
     Barrier,
     Broadcast,
     Call,
     GroupTraffic,
     RecordingGroup,
+    ReduceScatter,
     SoloGroup,
     message_bytes,
 )
@@ -47,6 +50,18 @@ def test_calls_and_bytes_per_kind_and_peer() -> None:
     assert last.received_from == {0: 24} and last.sent_to == {}
 
 
+def test_messages_of_unequal_parts_carry_those_parts_alone() -> None:
+    """The ring sends every part but the next rank's own; an empty one is not sent."""
+
+    def program(group: AbstractGroup) -> dict[int, int]:
+        recording = RecordingGroup(group)
+        sizes = (5, 0, 2)
+        MessageGroup(recording).all_gather(torch.zeros(7), torch.zeros(sizes[group.rank]), sizes)
+        return recording.traffic.sent_to
+
+    assert run_virtual(program, 3).results == ({1: 28}, {2: 20}, {0: 8})
+
+
 def test_traffic_is_a_value_that_later_calls_do_not_change() -> None:
     group = RecordingGroup(SoloGroup())
     before = group.traffic
@@ -67,6 +82,9 @@ def test_a_refused_call_is_not_counted() -> None:
         (Barrier(), 0),
         (Broadcast(torch.zeros(3)), 12),
         (AllGather(torch.zeros(8), torch.zeros(2)), 8),
+        (AllGather(torch.zeros(8), torch.zeros(3), (5, 3)), 12),
+        (ReduceScatter(torch.zeros(3), torch.zeros(8), "sum", (5, 3)), 32),
+        (AllToAll(torch.zeros(9), torch.zeros(4, dtype=torch.float64), (1, 3), (6, 3)), 32),
     ],
 )
 def test_bytes_are_those_of_the_message(call: Call, size: int) -> None:

@@ -50,7 +50,8 @@ def uneven_all_gather(group: AbstractGroup) -> Report:
 def uneven_reduce_scatter(group: AbstractGroup) -> Report:
     found = Findings(group)
     for dtype, sizes, shape, later in cases(group.size):
-        inputs = torch.stack([brought(rank, sum(sizes), shape, dtype) for rank in range(group.size)])
+        # Two ranks bring the same: the values of five in a row add up to the same number everywhere.
+        inputs = torch.stack([brought(rank // 2, sum(sizes), shape, dtype) for rank in range(group.size)])
         for op, total in (("sum", inputs.sum(0).to(dtype)), ("max", inputs.amax(0))):
             output = torch.full((sizes[group.rank], *shape), 9, dtype=dtype)
             perform(group, ReduceScatter(output, inputs[group.rank].clone(), op, sizes), later=later)  # type: ignore[arg-type]

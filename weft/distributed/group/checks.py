@@ -58,10 +58,7 @@ def _check_sizes(whole: Tensor, sizes: Sizes, size: int) -> None:
         )
 
 
-def _check_own_part(whole: Tensor, part: Tensor, sizes: Sizes | None, rank: int, size: int) -> None:
-    if sizes is None:
-        _check_parts(whole, part, size)
-        return
+def _check_own_part(whole: Tensor, part: Tensor, sizes: Sizes, rank: int, size: int) -> None:
     _check_sizes(whole, sizes, size)
     needed = (sizes[rank], *whole.shape[1:])
     if part.shape != needed or part.dtype != whole.dtype:
@@ -119,9 +116,19 @@ def _check_uneven_all_to_all(call: calls.AllToAll, rank: int, size: int) -> None
         )
 
 
+def _check_all_gather(call: calls.AllGather, rank: int, size: int) -> None:
+    if call.sizes is None:
+        _check_parts(call.output, call.tensor, size)
+    else:
+        _check_own_part(call.output, call.tensor, call.sizes, rank, size)
+
+
 def _check_reduce_scatter(call: calls.ReduceScatter, rank: int, size: int) -> None:
     _check_op(call.tensor, call.op)
-    _check_own_part(call.tensor, call.output, call.sizes, rank, size)
+    if call.sizes is None:
+        _check_parts(call.tensor, call.output, size)
+    else:
+        _check_own_part(call.tensor, call.output, call.sizes, rank, size)
 
 
 def _check_reduce(call: calls.Reduce, rank: int, size: int) -> None:
@@ -134,7 +141,7 @@ _CHECKS: dict[type, Callable[[Any, int, int], None]] = {
     calls.Recv: _check_message,
     calls.AllReduce: lambda call, rank, size: _check_op(call.tensor, call.op),
     calls.ReduceScatter: _check_reduce_scatter,
-    calls.AllGather: lambda call, rank, size: _check_own_part(call.output, call.tensor, call.sizes, rank, size),
+    calls.AllGather: _check_all_gather,
     calls.AllToAll: _check_all_to_all,
     calls.Broadcast: lambda call, rank, size: _check_root(call.root, size),
     calls.Reduce: _check_reduce,

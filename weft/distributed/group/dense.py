@@ -8,7 +8,16 @@ from torch import Tensor
 
 from weft.distributed.group.calls import ReduceOp, Sizes
 
-__all__ = ["HALVES", "as_bytes", "combine_neighbours", "copy_back", "make_dense", "part_lengths", "reduce_parts"]
+__all__ = [
+    "HALVES",
+    "as_bytes",
+    "combine_neighbours",
+    "copy_back",
+    "make_dense",
+    "part_bytes",
+    "part_lengths",
+    "reduce_parts",
+]
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -37,6 +46,12 @@ def part_lengths(whole: Tensor, sizes: Sizes) -> tuple[int, ...]:
     """
     row = prod(whole.shape[1:])
     return tuple(size * row for size in sizes)
+
+
+def part_bytes(whole: Tensor, sizes: Sizes) -> tuple[int, ...]:
+    """Bytes of parts of so many rows each."""
+    width = whole.element_size()
+    return tuple(length * width for length in part_lengths(whole, sizes))
 
 
 def reduce_parts(parts: Tensor, op: ReduceOp) -> Tensor:

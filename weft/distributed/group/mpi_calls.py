@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.distributed.group import calls
 from weft.distributed.group.calls import Call, Sizes
-from weft.distributed.group.dense import as_bytes, combine_neighbours, copy_back, make_dense, part_lengths
+from weft.distributed.group.dense import as_bytes, combine_neighbours, copy_back, make_dense, part_bytes, part_lengths
 from weft.errors import UsageError
 
 __all__ = ["MpiEndpoint", "StartedCall", "start_call"]
@@ -107,8 +107,7 @@ def _start_exchange(endpoint: MpiEndpoint, call: calls.AllGather | calls.AllToAl
 def _with_counts(buffer: list[Any], whole: Tensor, sizes: Sizes | None) -> list[Any]:
     """A buffer of bytes, cut into parts that lie one after the other."""
     assert sizes is not None
-    counts = [length * whole.element_size() for length in part_lengths(whole, sizes)]
-    return [buffer[0], counts, buffer[1]]
+    return [buffer[0], part_bytes(whole, sizes), buffer[1]]
 
 
 def _start_reduction(endpoint: MpiEndpoint, call: calls.AllReduce | calls.Reduce | calls.ReduceScatter) -> StartedCall:

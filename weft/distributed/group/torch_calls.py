@@ -10,7 +10,15 @@ from torch.distributed import distributed_c10d
 
 from weft.distributed.group import calls
 from weft.distributed.group.calls import Call, ReduceOp, Sizes
-from weft.distributed.group.dense import as_bytes, combine_neighbours, copy_back, make_dense, part_lengths, reduce_parts
+from weft.distributed.group.dense import (
+    as_bytes,
+    combine_neighbours,
+    copy_back,
+    make_dense,
+    part_bytes,
+    part_lengths,
+    reduce_parts,
+)
 from weft.errors import UsageError
 
 __all__ = ["StartedCall", "TorchEndpoint", "start_call"]
@@ -112,7 +120,7 @@ def _start_reduction(endpoint: TorchEndpoint, call: calls.AllReduce | calls.Redu
 def _start_reduce_scatter(endpoint: TorchEndpoint, call: calls.ReduceScatter) -> StartedCall:
     """Each rank gets all parts that it is to reduce: as few bytes as a ring, and the order of ranks."""
     parts = call.tensor.detach().new_empty((endpoint.size, call.output.numel()))
-    sent = [] if call.sizes is None else _byte_counts(call.tensor, call.sizes)
+    sent = [] if call.sizes is None else list(part_bytes(call.tensor, call.sizes))
     received = [] if call.sizes is None else [call.output.nbytes] * endpoint.size
     work = _exchange_parts(endpoint, parts.view(-1), make_dense(call.tensor), received, sent)
     return StartedCall([work], lambda: copy_back(call.output, reduce_parts(parts, call.op)))
@@ -121,8 +129,8 @@ def _start_reduce_scatter(endpoint: TorchEndpoint, call: calls.ReduceScatter) ->
 def _start_exchange(endpoint: TorchEndpoint, call: calls.AllGather | calls.AllToAll) -> StartedCall:
     dense, output = make_dense(call.tensor), make_dense(call.output)
     if isinstance(call, calls.AllToAll):
-        sent = [] if call.send_sizes is None else _byte_counts(call.tensor, call.send_sizes)
-        received = [] if call.recv_sizes is None else _byte_counts(call.output, call.recv_sizes)
+        sent = [] if call.send_sizes is None else list(part_bytes(call.tensor, call.send_sizes))
+        received = [] if call.recv_sizes is None else list(part_bytes(call.output, call.recv_sizes))
         work = _exchange_parts(endpoint, output, dense, received, sent)
     else:
         work = endpoint.transport._allgather_base(as_bytes(output), as_bytes(dense), _c10d.AllgatherOptions())
@@ -148,10 +156,6 @@ def _exchange_parts(
     """Bytes of the parts; none of them where the parts are equal."""
     options = _c10d.AllToAllOptions()
     return endpoint.transport.alltoall_base(as_bytes(output), as_bytes(dense), received, sent, options)
-
-
-def _byte_counts(whole: Tensor, sizes: Sizes) -> list[int]:
-    return [length * whole.element_size() for length in part_lengths(whole, sizes)]
 
 
 def _start_neighbour_all_reduce(endpoint: TorchEndpoint, call: calls.NeighbourAllReduce, tag: int) -> StartedCall:

@@ -41,4 +41,5 @@ def gather_parts(group: AbstractGroup, tensor: Tensor) -> tuple[Tensor, ...]:
     sizes = gather_lengths(group, len(tensor))
     output = group.empty((sum(sizes), *tensor.shape[1:]), tensor.dtype)
     group.all_gather(output, tensor, sizes)
-    return tuple(output.split(sizes))
+    parts: tuple[Tensor, ...] = output.split(sizes)
+    return parts

@@ -2,15 +2,16 @@
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from tests.distributed.group import uneven_contract
+from tests.distributed.group import contract, uneven_contract
 from tests.distributed.group.findings import check_kind
 from tests.distributed.group.shared_memory.test_collectives import FLOATS, INTEGERS, draw
-from weft.distributed.group import AllGather, AllToAll, Call, ReduceScatter, Sizes
+from weft.distributed.group import AllGather, AllToAll, Call, ReduceScatter, Sizes, kill_this_process
 from weft.distributed.group.dense import reduce_parts
 from weft.distributed.group.shared_memory import SharedMemoryGroup
 from weft.errors import UsageError
@@ -45,6 +46,12 @@ def test_a_reduction_has_the_bits_of_a_sum_in_rank_order(run_ranks: Run, size: i
         return wrong
 
     assert run_ranks(program, size, compiled=compiled) == [[]] * size
+
+
+@pytest.mark.parametrize("collective", uneven_contract.COLLECTIVES)
+def test_a_killed_rank_is_named(run_ranks: Run, collective: str, compiled: bool) -> None:
+    lose = partial(contract.lose, collective=collective, die=kill_this_process)
+    contract.check_loss(run_ranks(lose, 3, compiled=compiled), 3)
 
 
 def calls_that_differ(rank: int) -> dict[str, Call]:

@@ -115,8 +115,7 @@ class NativeEngine(AbstractTransferEngine):
 def _order(request: Request) -> tuple[bytes, Any, Any]:
     """One packed argument, as a long list of them costs ctypes more than the call itself; neighbours or lengths of
     parts; weights."""
-    kind, source, target, length, width, type_, op, root, tag, neighbours, weights, lengths, _ = request
-    numbers = neighbours or lengths
+    kind, source, target, length, width, type_, op, root, tag, numbers, weights, _ = request
     source_at = 0 if source is None else source.data_ptr()
     target_at = 0 if target is None else source_at if target is source else target.data_ptr()
     return (

@@ -76,8 +76,8 @@ class Collectives:
             memory.publish(memory.taken, memory.rank, self._round)
 
     def _cut(self, request: Request) -> Generator[int, None, _Cut]:
-        size, lengths = self._memory.size, tuple(length * request.width for length in request.lengths)
-        own = request.length * request.width
+        size, own = self._memory.size, request.length * request.width
+        lengths = tuple(length * request.width for length in request.numbers)
         match request.kind:
             case codes.REDUCE_SCATTER if lengths:
                 return _Cut(lengths, (own,) * size, max(lengths))
@@ -137,7 +137,7 @@ class Collectives:
             case codes.BROADCAST if not is_root:
                 write(0, staged(request.root))
             case codes.NEIGHBOUR_ALL_REDUCE:
-                write(0, reduce_weighted(request, [staged(peer) for peer in (rank, *request.neighbours)]))
+                write(0, reduce_weighted(request, [staged(peer) for peer in (rank, *request.numbers)]))
 
 
 @dataclass(slots=True)
@@ -220,5 +220,9 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 def _signature(request: Request) -> int:
     """The same on all ranks that mean the same call. The lengths of an all-to-all are compared when all are known."""
-    lengths = request.lengths if request.kind != codes.ALL_TO_ALL else bool(request.lengths)
-    return hash((request.kind, request.type, request.op, request.root, lengths or request.length))
+    lengths: int | tuple[int, ...] = request.length
+    if request.numbers and request.kind in (codes.ALL_GATHER, codes.REDUCE_SCATTER):
+        lengths = request.numbers
+    elif request.numbers and request.kind == codes.ALL_TO_ALL:
+        lengths = -1
+    return hash((request.kind, request.type, request.op, request.root, lengths))

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from weft.distributed.group import calls
-from weft.distributed.group.calls import Call, ReduceOp, Sizes
+from weft.distributed.group.calls import Call, ReduceOp
 from weft.distributed.group.checks import check_call
-from weft.distributed.group.dense import part_lengths
+from weft.distributed.group.dense import part_bytes, part_lengths
 from weft.errors import UsageError
 
 __all__ = ["Request", "make_request"]
@@ -31,6 +31,7 @@ TYPES = {
     torch.bool: 5,
 }
 BYTES = TYPES[torch.uint8]
+_STRIDED = torch.strided
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4}
 # Truth values: any of them for a sum, all of them for a product.
 BOOL_OPS = {"sum": OPS["max"], "max": OPS["max"], "min": OPS["min"], "product": OPS["min"]}
@@ -56,9 +57,8 @@ class Request(NamedTuple):
     op: int = 0
     root: int = 0
     tag: int = 0
-    neighbours: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()  # neighbours; or elements of each rank's part, of an all-to-all sent and received
     weights: tuple[float, ...] = ()
-    lengths: tuple[int, ...] = ()  # elements of each rank's part, where given; all-to-all: sent, then received
     back: Tensor | None = None
 
 
@@ -90,21 +90,23 @@ def _reduce_scatter(call: calls.ReduceScatter, rank: int, size: int) -> Request:
     target, back = _target(call.output)
     count, width = call.output.numel(), call.output.element_size()
     lengths = () if call.sizes is None else part_lengths(call.tensor, call.sizes)
-    return Request(REDUCE_SCATTER, _dense(call.tensor), target, count, width, type_, op, lengths=lengths, back=back)
+    return Request(REDUCE_SCATTER, _dense(call.tensor), target, count, width, type_, op, numbers=lengths, back=back)
 
 
 def _all_gather(call: calls.AllGather, rank: int, size: int) -> Request:
     check_call(call, rank, size)
     target, back = _target(call.output)
-    lengths = _part_bytes(call.output, call.sizes)
-    return Request(ALL_GATHER, _dense(call.tensor), target, call.tensor.nbytes, lengths=lengths, back=back)
+    lengths = () if call.sizes is None else part_bytes(call.output, call.sizes)
+    return Request(ALL_GATHER, _dense(call.tensor), target, call.tensor.nbytes, numbers=lengths, back=back)
 
 
 def _all_to_all(call: calls.AllToAll, rank: int, size: int) -> Request:
     check_call(call, rank, size)
     target, back = _target(call.output)
-    lengths = _part_bytes(call.tensor, call.send_sizes) + _part_bytes(call.output, call.recv_sizes)
-    return Request(ALL_TO_ALL, _dense(call.tensor), target, call.tensor.nbytes // size, lengths=lengths, back=back)
+    lengths: tuple[int, ...] = ()
+    if call.send_sizes is not None and call.recv_sizes is not None:
+        lengths = part_bytes(call.tensor, call.send_sizes) + part_bytes(call.output, call.recv_sizes)
+    return Request(ALL_TO_ALL, _dense(call.tensor), target, call.tensor.nbytes // size, numbers=lengths, back=back)
 
 
 def _broadcast(call: calls.Broadcast, rank: int, size: int) -> Request:
@@ -125,7 +127,7 @@ def _neighbour_all_reduce(call: calls.NeighbourAllReduce, rank: int, size: int) 
         inner.numel(),
         inner.element_size(),
         type_,
-        neighbours=call.graph[rank],
+        numbers=call.graph[rank],
         weights=call.weights[rank],
         back=back,
     )
@@ -163,7 +165,7 @@ _REQUESTS: dict[type, Callable[[Any, int, int], Request]] = {
 
 def _dense(tensor: Tensor) -> Tensor:
     """The tensor itself where it lies in one piece, else a copy that does."""
-    if not tensor.is_cpu or tensor.layout != torch.strided:
+    if not tensor.is_cpu or tensor.layout is not _STRIDED:
         raise UsageError(
             f"shared memory carries dense tensors of the CPU (device: {tensor.device}, layout: {tensor.layout}); "
             "move the tensor there"
@@ -174,13 +176,6 @@ def _dense(tensor: Tensor) -> Tensor:
 def _target(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
     inner = _dense(tensor)
     return inner, None if inner is tensor else tensor
-
-
-def _part_bytes(whole: Tensor, sizes: Sizes | None) -> tuple[int, ...]:
-    if sizes is None:
-        return ()
-    width = whole.element_size()
-    return tuple(length * width for length in part_lengths(whole, sizes))
 
 
 def _reduction(tensor: Tensor, op: ReduceOp) -> tuple[int, int]:
