@@ -189,14 +189,18 @@ def test_ranks_of_one_replica_write_what_is_its_own_once(tmp_path: Path) -> None
         groups = MeshGroups(group, Mesh(group.rank, data=2, tensor=2))
         replicas = DataParallel(groups.replicas, world=groups.world, mesh=groups.mesh)
         entries = {"random": Entry(torch.tensor([groups.mesh.replica]), "own"), "x": Entry(torch.ones(3))}
+        column = groups.mesh.coordinate("tensor")
+        entries["columns"] = Entry(torch.full((2, 1), column), cut=Cut((2, 2), Part((0, column), (2, 1))))
         write_checkpoint(tmp_path, Snapshot(1, entries), ranks_of(replicas))
         groups.close()
 
     run_virtual(program, 4)
     rows = read_index(tmp_path / "step-0000000001").rows
     assert [len(rows[name].tensors) for name in ("random", "x")] == [2, 1]
+    assert [len(rows[name].tensors[0].chunks) for name in ("random", "x", "columns")] == [1, 1, 2]
     found = [read_checkpoint(tmp_path / "step-0000000001", Ranks(Mesh(rank, data=2, tensor=2))) for rank in range(4)]
     assert [snapshot.entries["random"].tensor.item() for snapshot in found] == [0, 0, 1, 1]
+    assert all(snapshot.entries["columns"].tensor.tolist() == [[0, 1], [0, 1]] for snapshot in found)
 
 
 def test_ranks_that_do_not_meet_have_one_writer(tmp_path: Path) -> None:
