@@ -165,6 +165,9 @@ def test_ranks_with_another_consistency_get_the_mean_and_keep_randomness_and_sta
 def test_a_rank_more_gets_the_means_and_begins_afresh_where_it_has_no_own(tmp_path: Path) -> None:
     found = found_by(tmp_path, 2, 3, "local(steps=2)", consistency="local(steps=2)")
     assert found == {"parameter/w": 1.5, "slot/w/count": 4, "buffer/statistics": 1.5}
+    # A rank that was there takes its randomness, but not what led to weights that it no longer has.
+    first = found_by(tmp_path, 0, 3, "local(steps=2)", consistency="local(steps=2)")
+    assert first == {**found, "random": 5}
     fresh = build_tiny()[1]
     snapshot = take_snapshot(trained(), {})
     entries = {name: entry for name, entry in snapshot.entries.items() if name != "random"}

@@ -197,6 +197,7 @@ def _train_once(
             started = snapshot.progress["started"]
             history.restore(snapshot.progress["history"])
             emit(Notice(f"resumed from step {state.step}"))
+        del snapshot  # the tensors that were copied from it
         carried = lambda: {"started": started, "history": history.to_dict()}  # noqa: E731
         save = Checkpointer(checkpoints, recipe.mutable, carried, replicas)
         keep = _keep_nothing if surroundings.is_virtual else save

@@ -320,3 +320,9 @@ def test_damage_in_the_first_format_is_seen_by_the_checksum_of_the_file(tmp_path
     flip_last_byte(tmp_path / "step-0000000003" / name)
     with pytest.raises(CorruptFileError, match=f"cannot be read: checksum of the file differs .*{name}"):
         read_checkpoint(tmp_path / "step-0000000003")
+
+
+def test_running_statistics_of_the_first_format_stand_for_their_mean() -> None:
+    facts = {"layout": {"kind": "per_rank"}, "dtype": "float32", "shapes": [[2], [2]]}
+    kinds = [index_module._row_from_format_1(name, facts).kind for name in ("buffer/mean", "random", "local/round")]
+    assert kinds == ["mean", "own", "own"]

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.training.checkpoint.meeting import load_on, save_on
+from tests.training.checkpoint.meeting import load_on, ranks_over, save_on
 from tests.training.planted import StopAt, build_tiny, hash_of, ignore, module_of_every_kind, module_with_dropout
 from weft.distributed.group import AbstractGroup
 from weft.distributed.placement.data_parallel import DataParallel
 from weft.distributed.placement.mesh import MeshGroups
 from weft.distributed.virtual import run_virtual
-from weft.errors import CorruptFileError
+from weft.errors import CorruptFileError, StorageError
 from weft.specs import Mesh
 from weft.training.checkpoint import (
     Cut,
@@ -30,6 +31,7 @@ from weft.training.checkpoint import (
     read_checkpoint,
     reading,
     write_checkpoint,
+    writing,
 )
 from weft.training.checkpoint.index import read_index
 from weft.training.checkpoint.part import Overlap, copy_overlaps
@@ -156,6 +158,14 @@ def test_a_load_that_loses_one_element_is_caught(tmp_path: Path, monkeypatch: py
         check_loaded_under(Mesh(), tmp_path, "adam")
 
 
+def test_ranks_that_hold_parts_go_on_from_the_mean_of_ranks_that_had_weights_of_their_own(tmp_path: Path) -> None:
+    velocity = torch.arange(6.0).view(2, 3)
+    save_on(2, tmp_path, lambda rank: Snapshot(1, {"slot/w/velocity": Entry(velocity * (1 + 2 * rank), "mean")}))
+    found = load_on(2, tmp_path, lambda rank: lambda name: Cut((2, 3), flat(3 * rank, 3 * rank + 3)))
+    parts = [snapshot.entries["slot/w/velocity"].tensor for snapshot in found if snapshot]
+    assert [part.tolist() for part in parts] == [[0, 2, 4], [6, 8, 10]]
+
+
 # ---- who writes
 
 
@@ -201,14 +211,18 @@ def test_ranks_of_one_replica_write_what_is_its_own_once(tmp_path: Path) -> None
         groups = MeshGroups(group, Mesh(group.rank, data=2, tensor=2))
         replicas = DataParallel(groups.replicas, world=groups.world, mesh=groups.mesh)
         entries = {"random": Entry(torch.tensor([groups.mesh.replica]), "own"), "x": Entry(torch.ones(3))}
+        column = groups.mesh.coordinate("tensor")
+        entries["columns"] = Entry(torch.full((2, 1), column), cut=Cut((2, 2), Part((0, column), (2, 1))))
         write_checkpoint(tmp_path, Snapshot(1, entries), ranks_of(replicas))
         groups.close()
 
     run_virtual(program, 4)
     rows = read_index(tmp_path / "step-0000000001").rows
     assert [len(rows[name].tensors) for name in ("random", "x")] == [2, 1]
+    assert [len(rows[name].tensors[0].chunks) for name in ("random", "x", "columns")] == [1, 1, 2]
     found = [read_checkpoint(tmp_path / "step-0000000001", Ranks(Mesh(rank, data=2, tensor=2))) for rank in range(4)]
     assert [snapshot.entries["random"].tensor.item() for snapshot in found] == [0, 0, 1, 1]
+    assert all(snapshot.entries["columns"].tensor.tolist() == [[0, 1], [0, 1]] for snapshot in found)
 
 
 def test_ranks_that_do_not_meet_have_one_writer(tmp_path: Path) -> None:
@@ -265,3 +279,28 @@ def load_size(path: Path, name: str) -> int:
     tensors = load_file(chunk_in_file_of_rank_1(path))
     file = chunk_in_file_of_rank_1(path).read_bytes()
     return len(file) - file.rindex(tensors[name].numpy().tobytes())
+
+
+# ---- a rank that cannot write
+
+
+def test_a_rank_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
+    def program(group: AbstractGroup) -> None:
+        folder = tmp_path / ("here" if group.rank == 0 else "elsewhere")
+        write_checkpoint(folder, Held()(group.rank), ranks_over(group))
+
+    with pytest.raises(StorageError, match=r"does not see the folder .*rank-00001.*one shared --out"):
+        run_virtual(program, 2)
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_a_full_disk_of_one_rank_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(tensors: object, file: Path) -> None:
+        if "rank-00001" in file.name:
+            raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr(writing, "save_file", full)
+    monkeypatch.setattr(writing, "sync", lambda path: None)
+    with pytest.raises(StorageError, match=r"rank-00001.safetensors: No space left .*; free space"):
+        save_on(2, tmp_path, Held())
+    assert list(tmp_path.iterdir()) == []

@@ -96,18 +96,23 @@ def _goes_on(index: Index, ranks: Ranks) -> bool:
 
 def _entry_for(name: str, row: Row, reader: "ChunkReader", ranks: Ranks, *, goes_on: bool) -> Entry | None:
     """An entry as one rank gets it; None if it has no part in it."""
-    replica, size, num_saved = ranks.mesh.replica, ranks.mesh.num_replicas, len(row.tensors)
-    if row.kind == "global":
-        shape, cut = row.tensors[0].shape, ranks.cut_of(name)
-        cut = cut if cut is not None and cut.shape == shape else None
-        return Entry(reader.read(name, 0, cut.part if cut else whole(shape)), cut=cut)
+    num_saved, size, cut = len(row.tensors), ranks.mesh.num_replicas, ranks.cut_of(name)
+    if cut is not None and cut.shape != row.tensors[0].shape:
+        cut = None  # it is about the parameter of that name, not a tensor of its shape: a count of steps
     is_of_scheme = row.kind == "own" and name != "random"
     if is_of_scheme and not (goes_on and num_saved == size):
         return None  # what a scheme remembers of the way to weights that no rank has any more
+
+    def read(i: int) -> Tensor:
+        return reader.read(name, i, cut.part if cut else None)
+
     if row.kind == "mean" and not goes_on and not name.startswith("buffer/"):
-        return Entry(mean_of([reader.read(name, i) for i in range(num_saved)]), row.kind)
-    tensor = move(row.kind, num_saved, replica, size, lambda i: reader.read(name, i))
-    return None if tensor is None else Entry(tensor, row.kind)
+        tensor: Tensor | None = mean_of([read(i) for i in range(num_saved)])
+    else:
+        tensor = move(row.kind, num_saved, ranks.mesh.replica, size, read)
+    if tensor is None:
+        return None
+    return Entry(tensor, row.kind) if cut is None else Entry(tensor, cut=cut)
 
 
 def _damage(fact: str, name: str, part: Part, file: Path) -> CorruptFileError:
