@@ -13,7 +13,7 @@ from tests.processes.ranks import run_processes
 from weft.distributed.codecs import ExactCodec, HalfCodec
 from weft.distributed.group import AbstractGroup
 from weft.distributed.place import find_launch, open_group
-from weft.distributed.placement import AllReduceExchange
+from weft.distributed.placement import GradientExchange
 from weft.distributed.realise import RunSpec
 from weft.distributed.virtual import run_virtual
 from weft.errors import EncodingError
@@ -33,7 +33,7 @@ def large_gradients(parameters: Mapping[str, Tensor], rank: int) -> dict[str, Te
 def take_step(group: AbstractGroup, loss: float = 0.5) -> str:
     """What a rank is told, and that it has not moved."""
     parameters = make_parameters()
-    exchange = AllReduceExchange(group, parameters, HalfCodec("fp16"))
+    exchange = GradientExchange(group, parameters, HalfCodec("fp16"))
     try:
         run_step(exchange, large_gradients(parameters, group.rank), 1 / group.size, make_update(parameters), loss)
     except EncodingError as error:
@@ -71,7 +71,7 @@ def test_a_loss_that_is_not_finite_is_told_by_others() -> None:
 def test_what_fits_is_exchanged_by_all() -> None:
     def program(group: AbstractGroup) -> bool:
         parameters = make_parameters()
-        exchange = AllReduceExchange(group, parameters, ExactCodec())
+        exchange = GradientExchange(group, parameters, ExactCodec())
         run_step(exchange, large_gradients(parameters, group.rank), 1 / group.size, make_update(parameters))
         return bool(parameters["w2"][0, 0] < -1e5)
 

@@ -63,8 +63,7 @@ def run_step(
 
 @final
 class RankOrderGroup(AbstractGroup):
-    """Wraps a group: all reductions sum ((x0 + x1) + x2) + ..., halves in 32 bits, as the kinds that reduce by themselves
-    do."""
+    """Wraps a group: all reductions sum ((x0 + x1) + x2) + ..., halves in 32 bits, as those of native groups do."""
 
     def __init__(self, inner: AbstractGroup) -> None:
         super().__init__(inner.rank, inner.size, clock=inner.clock, generation=inner.generation)
