@@ -17,7 +17,7 @@ Sends = Literal["gradient", "difference", "weights"]
 
 @dataclass(frozen=True)
 class Traits:
-    """The properties of a consistency that others ask for, so that nobody asks for its name.
+    """The properties of a value that others ask for, so that nobody asks for its name; of a consistency unless said.
 
     Two parameters speak for traits where a value has them: `commit`, and `push` for what it sends.
 
@@ -27,6 +27,7 @@ class Traits:
         commit: servers update once for the gradients of a round (or a clock), or for each push as it arrives.
         has_all_reduce: ranks in a group all-reduce, by an algorithm that the topology may choose.
         skips_rounds: a rank leaves out the rounds that it is late for.
+        rounds_once: of a topology: sums of 16-bit numbers are made in 32 bits, in the order of ranks, and rounded once.
     """
 
     is_synchronous: bool = False
@@ -34,6 +35,7 @@ class Traits:
     commit: Literal["round", "arrival"] = "round"
     has_all_reduce: bool = False
     skips_rounds: bool = False
+    rounds_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ class Value:
     Two parameters mean the same in every consistency: `steps` from one exchange to the next, and `after` so many
     synchronous steps.
 
-    Of a compression, `realised_by` is, for each channel that can carry it, a function of (choice) that returns a codec.
+    Of a compression, `realised_by` is, for each channel that can carry it, a function of (choice) that returns a codec,
+    and `equations` the rounding that a proof holds it to.
     """
 
     parameters: Mapping[str, Number] = field(default_factory=dict)
@@ -94,11 +97,15 @@ _SCHEMES, _POLICIES = "weft.distributed.consistency", "weft.distributed.consiste
 _EQUATIONS, _FOLLOW_GRADIENTS = "weft.proving.relaxed_equations", "weft.proving.served:follow_recipe"
 
 
-def _codec(path: str, parameters: Mapping[str, Number] | None = None) -> Value:
-    """A codec that every channel can carry."""
-    made_by = f"weft.distributed.codecs.{path}"
+def _codec(path: str, rounding: str, parameters: Mapping[str, Number] | None = None) -> Value:
+    """A codec that every channel can carry, and the rounding that proofs hold it to."""
     channels: tuple[Channel, ...] = ("all_reduce", "servers", "neighbours")
-    return Value(parameters or {}, is_available=True, realised_by=dict.fromkeys(channels, made_by))
+    return Value(
+        parameters or {},
+        is_available=True,
+        realised_by=dict.fromkeys(channels, f"weft.distributed.codecs.{path}"),
+        equations=dict.fromkeys(channels, f"weft.proving.rounding:{rounding}"),
+    )
 
 
 AXES: Mapping[str, Mapping[str, Value]] = {
@@ -224,22 +231,25 @@ AXES: Mapping[str, Mapping[str, Value]] = {
         ),
     },
     "topology": {
-        "native": Value(is_available=True),
+        "native": Value(is_available=True, traits=Traits(rounds_once=True)),
         "auto": Value(is_available=True),
-        "direct": Value(is_available=True),
+        "direct": Value(is_available=True, traits=Traits(rounds_once=True)),
         "ring": Value(is_available=True),
         "tree": Value(is_available=True),
         "halving_doubling": Value(is_available=True),
         "hierarchical": Value({"inner": 2}, is_available=True),
         "server": Value(
-            {"shards": 1, "place": "shared", "inner": 1}, is_available=True, words={"place": ("shared", "own")}
+            {"shards": 1, "place": "shared", "inner": 1},
+            is_available=True,
+            words={"place": ("shared", "own")},
+            traits=Traits(rounds_once=True),
         ),
         "neighbours": Value({"graph": "ring"}),
     },
     "compress": {
-        "none": _codec("exact:make_exact"),
-        "fp16": _codec("half:make_half"),
-        "bf16": _codec("half:make_half"),
+        "none": _codec("exact:make_exact", "EXACT"),
+        "fp16": _codec("half:make_fp16", "FP16"),
+        "bf16": _codec("half:make_bf16", "BF16"),
         "qsgd": Value({"bits": 8}),
         "terngrad": Value(),
         "onebit": Value(),

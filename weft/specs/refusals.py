@@ -49,7 +49,7 @@ REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, consistency=Choice("sync"), topology=Choice("native")),
     ),
     Refusal(
-        lambda plan: plan.shard > 1 and plan.consistency.name != "sync",
+        lambda plan: plan.shard > 1 and not plan.is_synchronous,
         "ranks that hold the optimizer's state together update together, in every step",
         lambda plan: replace(plan, consistency=Choice("sync"), topology=Choice("native")),
     ),

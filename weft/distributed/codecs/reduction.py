@@ -13,7 +13,7 @@ __all__ = ["ReductionWork", "add_encoded", "gather_encoded"]
 
 
 def add_encoded(codec: AbstractCodec, bucket: Bucket, sent: Tensor, op: ReduceOp, out: Tensor | None) -> Reduction:
-    """The group adds them up, and the total is decoded once."""
+    """The group adds them up, and the total is decoded once. The arguments are those of `AbstractCodec.reduce`."""
     yield AllReduce(sent, op)
     return codec.decode(bucket, sent, out)
 
@@ -22,7 +22,7 @@ def gather_encoded(
     codec: AbstractCodec, bucket: Bucket, sent: Tensor, size: int, op: ReduceOp, out: Tensor | None
 ) -> Reduction:
     """Every rank gets all of them, of one length, and adds them up in the order of ranks, its own decoded like the
-    others': so all have the same bits."""
+    others': so all have the same bits. The arguments are those of `AbstractCodec.reduce`."""
     assert op in ("sum", "mean"), "messages are added up"
     everyone = sent.new_empty((size, *sent.shape))
     yield AllGather(everyone, sent.unsqueeze(0))

@@ -139,7 +139,7 @@ def _cut(whole: Tensor, sizes: Sizes | None, grid: Grid) -> _Cut:
 
 
 def _by_column(lengths: Sizes | None, grid: Grid) -> Sizes | None:
-    """What lies row by row, column by column instead."""
+    """Parts that lie row by row, column by column instead."""
     if lengths is None:
         return None
     return tuple(length for column in range(grid.num_columns) for length in lengths[column :: grid.num_columns])

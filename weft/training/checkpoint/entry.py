@@ -1,4 +1,4 @@
-"""What one rank saves and gets back: named tensors, and how each moves to another number of ranks."""
+"""Entries of a checkpoint as one rank has them, and how each moves to another number of ranks."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -111,7 +111,7 @@ def boxes_of(part: Part, shape: Sequence[int]) -> list[Part]:
 
 
 def overlaps(target: Part, source: Part, shape: Sequence[int]) -> list[Overlap]:
-    """What two parts of one tensor of `shape` have in common, in boxes."""
+    """The overlap of two parts of one tensor of `shape`, in boxes."""
     return [
         Overlap(shared, own, theirs)
         for own in _pieces(target, source, shape)

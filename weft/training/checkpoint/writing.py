@@ -81,6 +81,11 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, ranks: Ranks = ALONE, *, 
 
     Later ones go as well: a run that writes step N again has gone back behind them, because they are damaged.
 
+    Args:
+        snapshot: what this rank has; its progress counts on rank 0 alone.
+        ranks: who saves together; by default this rank alone.
+        keep: checkpoints that stay, this one among them.
+
     Raises:
         StorageError: on the rank whose file could not be written; the others lose it.
     """

@@ -30,7 +30,7 @@ class _Chunk:
     room: int
 
     def of(self, length: int) -> slice:
-        """What it holds of a part of so many bytes."""
+        """The bytes that it holds of a part of so many."""
         return slice(min(self.begin, length), min(self.end, length))
 
 
