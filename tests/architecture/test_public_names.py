@@ -75,6 +75,36 @@ def find_missing_docstrings(source: Path) -> list[str]:
     ]
 
 
+def find_whats(source: Path) -> list[str]:
+    """Docstrings, those of attributes too, that begin with "What": they say what a thing is for, not what it is."""
+    offenders = []
+    for file in sorted(source.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            body = getattr(node, "body", None)
+            texts = [n for n in body if isinstance(n, ast.Expr)] if isinstance(body, list) else []
+            found = [n for n in texts if isinstance(n.value, ast.Constant) and str(n.value.value).startswith("What")]
+            offenders += [f"{file.relative_to(source.parent)}:{n.lineno} begins with What" for n in found]
+    return offenders
+
+
+def find_unexplained(source: Path) -> list[str]:
+    """Functions that a package exposes, of four parameters and more, whose docstring has no `Args:`. Those of the
+    command line have help texts instead."""
+    exposed: set[str] = set()
+    for file in source.rglob("__init__.py"):
+        exposed |= set(declared_names(ast.parse(file.read_text(encoding="utf-8"))) or ())
+    offenders = []
+    for file in sorted(source.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        public = exposed & set(declared_names(tree) or ()) if "cli" not in file.parts else set()
+        for node in (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in public):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            text = ast.get_docstring(node) or ""
+            if len(arguments) > 3 and "Args:" not in text and "arguments are those of" not in text:
+                offenders.append(f"{file.relative_to(source.parent)}:{node.lineno} {node.name} has no Args")
+    return offenders
+
+
 def find_empty_names(source: Path) -> list[str]:
     """Files and folders whose name says nothing of what they hold."""
     paths = sorted(path for path in source.rglob("*") if path.suffix in ("", ".py") and path.name != "__pycache__")
@@ -94,6 +124,14 @@ def test_packages_expose_exactly_what_they_declare() -> None:
 
 def test_modules_open_with_a_docstring() -> None:
     assert find_missing_docstrings(SOURCE) == []
+
+
+def test_no_docstring_begins_with_what() -> None:
+    assert find_whats(SOURCE) == []
+
+
+def test_public_functions_explain_their_arguments() -> None:
+    assert find_unexplained(SOURCE) == []
 
 
 def test_names_say_what_a_file_holds() -> None:
@@ -139,6 +177,30 @@ def test_a_module_may_keep_names_to_itself_but_not_promise_what_it_lacks(tmp_pat
 @pytest.mark.parametrize("text", ["", "x = 1", "# a comment", "x = 1\n'''Too late.'''", "'''no end'''"])
 def test_a_module_without_an_opening_line_is_found(tmp_path: Path, text: str) -> None:
     assert find_missing_docstrings(plant(tmp_path, "a.py", text)) == ["pkg/a.py does not open with a docstring"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "'''What it is.'''",
+        "class A:\n    '''What it is.'''",
+        "def f():\n    x = 1\n    '''What it is.'''",
+        "LIMIT = 1\n'''What it is.'''",
+    ],
+)
+def test_a_docstring_that_begins_with_what_is_found(tmp_path: Path, text: str) -> None:
+    assert len(find_whats(plant(tmp_path, "a.py", text))) == 1
+
+
+@pytest.mark.parametrize(("text", "is_right"), [("", False), ("Args:\n    a: b.", True)])
+def test_a_public_function_without_args_is_found(tmp_path: Path, text: str, is_right: bool) -> None:
+    source = plant(tmp_path, "__init__.py", "from pkg.a import f\n__all__ = ['f']")
+    plant(
+        tmp_path,
+        "a.py",
+        f'__all__ = [\'f\', \'g\']\ndef f(a, b, *, c, d):\n    """F. {text}"""\ndef g(a, b, c, d): ...',
+    )
+    assert (find_unexplained(source) == []) is is_right
 
 
 @pytest.mark.parametrize("path", ["utils.py", "a/utils.py", "utils/a.py", "_util.py", "deep/helpers.py", "common/x.py"])

@@ -56,4 +56,5 @@ def test_ranks_have_replicas_and_servers_have_none(plan: str) -> None:
 def test_every_import_path_in_the_table_of_axes_leads_somewhere() -> None:
     values = AXES["consistency"].values()
     assert all(callable(load(path)) for value in values for path in value.realised_by.values())
+    assert all(callable(load(path)) for value in values for path in value.equations.values())
     assert all(value.realised_by for value in values if value.is_available)

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -88,12 +89,29 @@ def name_killed_rank(engine: AbstractEngine, folder: Path) -> None:
     assert not any(map(is_running, pids.values()))
 
 
+def kept_log(folder: Path, rank: int) -> str:
+    log = folder / "logs" / f"rank-{rank}.log"
+    return log.read_text() if log.exists() else ""
+
+
 def keep_logs(engine: AbstractEngine, folder: Path) -> None:
-    """Of every rank but 0, whose output is shown; the error has the end of the log of the rank that failed."""
+    """Of every rank; the error has the end of the log of the rank that failed."""
     with pytest.raises(RankFailedError, match="rank 1 of 2: ended with exit code 1") as failure:
         run_on(engine, program("print_and_fail", rank=1), 2, logs=folder / "logs")
     assert "rank 1 begins\n  the disk is full" in str(failure.value)
-    assert (folder / "logs" / "rank-1.log").read_text() == "rank 1 begins\nthe disk is full\n"
+    assert kept_log(folder, 1) == "rank 1 begins\nthe disk is full\n"
+    assert kept_log(folder, 0) == "rank 0 begins\n"
+
+
+def show_and_keep_rank_0(engine: AbstractEngine, folder: Path) -> None:
+    """What it prints and its last words are shown, once, and are in its log; the error does not repeat them."""
+    with use_output_to(folder / "shown"), pytest.raises(RankFailedError, match="rank 0 of 2: ended with") as failure:
+        run_on(engine, program("print_and_fail", rank=0), 2, logs=folder / "logs")
+    assert "the disk is full" not in str(failure.value)
+    shown, kept = (folder / "shown").read_text(), kept_log(folder, 0)
+    assert kept == "rank 0 begins\nthe disk is full\n"
+    assert all(shown.count(line) == 1 for line in kept.splitlines())
+    assert "rank 1 begins" not in shown
 
 
 def pass_interrupt_on(engine: AbstractEngine, folder: Path) -> None:
@@ -135,10 +153,29 @@ CHECKS: tuple[Check, ...] = (
     tell_exit_code,
     name_killed_rank,
     keep_logs,
+    show_and_keep_rank_0,
     pass_interrupt_on,
     tell_interrupt,
     end_at_second_interrupt,
 )
+
+
+@contextmanager
+def use_output_to(file: Path) -> Iterator[None]:
+    """What this process and those that it starts print goes to a file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = os.dup(1), os.dup(2)
+    target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        yield
+    finally:
+        for descriptor, number in zip(before, (1, 2), strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.close(target)
 
 
 @contextmanager

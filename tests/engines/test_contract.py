@@ -49,6 +49,9 @@ class BrokenEngine(AbstractEngine):
             for rank in range(num_ranks):
                 log_of(folder, rank).unlink(missing_ok=True)
                 log_of(folder, rank).symlink_to(os.devnull)
+        if self._fault == "rank 0 is not shown":
+            with contract.use_output_to(Path(os.devnull)):
+                return BrokenRanks(LocalEngine().start(folder, num_ranks), self._fault, folder)
         return BrokenRanks(LocalEngine().start(folder, num_ranks), self._fault, folder)
 
 
@@ -88,6 +91,8 @@ class BrokenRanks(AbstractRanks):
         ("ends unseen", contract.tell_exit_code),
         ("ends unseen", contract.name_killed_rank),
         ("no logs", contract.keep_logs),
+        ("no logs", contract.show_and_keep_rank_0),
+        ("rank 0 is not shown", contract.show_and_keep_rank_0),
         ("interrupt to another rank", contract.pass_interrupt_on),
         ("ends unseen", contract.tell_interrupt),
     ],

@@ -18,6 +18,7 @@ from weft.engines.rank_program import (
     Failure,
     RankProgram,
     has_result,
+    keep_logs,
     log_of,
     read_failure,
     read_result,
@@ -117,8 +118,9 @@ def run_on(
     """Run the program on `num_ranks` ranks and return what each returned, in rank order; None for one that died and
     was done without.
 
-    Rank 0 prints to the standard output and error of this process, each other rank to a log file of its own. Ctrl-C is
-    passed on to rank 0, which tells the others to stop between two steps; a second one ends all at once.
+    Rank 0 prints to the standard output and error of this process, each other rank to a log file of its own; where logs
+    are kept, rank 0 does both. Ctrl-C is passed on to rank 0, which tells the others to stop between two steps; a
+    second one ends all at once.
 
     Args:
         engine: where ranks run.
@@ -135,7 +137,8 @@ def run_on(
     try:
         program.write(folder)
         write_secret(folder, make_secret())
-        _keep_logs(folder, num_ranks, logs)
+        if logs is not None:
+            keep_logs(folder, num_ranks, logs)
         ranks = engine.start(folder, num_ranks)
         try:
             with _use_passed_on_interrupt(ranks.interrupt):
@@ -192,21 +195,14 @@ def _tell(code: int) -> str:
     return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} and no result"
 
 
-def _keep_logs(folder: Path, num_ranks: int, logs: Path | None) -> None:
-    """Ranks write through links, so that a log is there however the run ends."""
-    if logs is not None:
-        logs.mkdir(parents=True, exist_ok=True)
-        for rank in range(1, num_ranks):
-            log_of(folder, rank).symlink_to(log_of(logs.absolute(), rank))
-
-
 def _read_log(folder: Path, rank: int) -> list[str]:
     log = log_of(folder, rank)
     return log.read_text(errors="replace").splitlines() if log.is_file() else []
 
 
 def _end_of_log(folder: Path, rank: int) -> str:
-    lines, log = _read_log(folder, rank), log_of(folder, rank)
+    """Of a rank other than 0, whose output was shown."""
+    lines, log = _read_log(folder, rank) if rank else [], log_of(folder, rank)
     where = f" ({log.resolve()})" if log.is_symlink() else ""
     return (
         "".join([f"; the end of its log{where}:", *(f"\n  {line}" for line in lines[-LINES_IN_ERROR:])])

@@ -13,14 +13,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from weft.atomic import write_json
-from weft.engines.rank_program import INTERRUPTED, Failure, RankProgram, log_of, mark_process
+from weft.engines.rank_program import INTERRUPTED, Failure, RankProgram, has_kept_logs, log_of, mark_process
+from weft.engines.tee import keep_output
 from weft.errors import PeerLostError, WeftError
 
 __all__ = ["be_rank", "die_with_parent", "run_rank"]
 
 
 def be_rank(folder: Path, rank: int) -> int:
-    """Run the program with what it prints shown, of rank 0, or else in the rank's log; returns the exit code."""
+    """Run the program; returns the exit code. What it prints goes to the rank's log; of rank 0 it is shown, and goes to
+    a log too where logs are kept."""
     mark_process(folder, rank)
     _name_process(f"weft-rank-{rank}")
     if rank > 0:
@@ -28,6 +30,8 @@ def be_rank(folder: Path, rank: int) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
+    elif has_kept_logs(folder):
+        keep_output(log_of(folder, rank))
     return run_rank(folder, rank)
 
 

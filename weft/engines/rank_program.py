@@ -5,7 +5,7 @@ Its folder holds what the engine and its ranks tell each other:
     program.json        the import path and its arguments
     process-RANK        the id of the rank's process
     joined-RANK         is there once the others know the rank, and will hear of its death
-    rank-RANK.log       what a rank other than 0 printed
+    rank-RANK.log       what the rank printed; that of rank 0, which is shown, only where logs are kept
     result-RANK.json    what the rank returned, or
     failure-RANK.json   the error as its rank saw it
 """
@@ -24,7 +24,9 @@ __all__ = [
     "Failure",
     "RankProgram",
     "has_joined",
+    "has_kept_logs",
     "has_result",
+    "keep_logs",
     "log_of",
     "mark_process",
     "read_failure",
@@ -99,3 +101,14 @@ def read_failure(folder: Path, rank: int) -> Failure | None:
 
 def log_of(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.log"
+
+
+def keep_logs(folder: Path, num_ranks: int, logs: Path) -> None:
+    """Ranks write through links to another folder, so that a log is there however the run ends."""
+    logs.mkdir(parents=True, exist_ok=True)
+    for rank in range(num_ranks):
+        log_of(folder, rank).symlink_to(log_of(logs.absolute(), rank))
+
+
+def has_kept_logs(folder: Path) -> bool:
+    return log_of(folder, 0).is_symlink()

@@ -226,7 +226,7 @@ def _counted(steps: Iterable[_Step]) -> list[tuple[int, float]]:
 
 
 measurements = Measurements()
-"""What `weft.measure` and `weft.measured` write to. Make a `Measurements` of your own to keep things apart."""
+"""The one that `weft.measure` and `weft.measured` write to. Make a `Measurements` of your own to keep things apart."""
 
 measure = measurements.measure
 measured = measurements.measured

@@ -33,7 +33,12 @@ def check_target(recipe: Recipe, num_seeds: int) -> None:
 
 
 def check_convergence(recipe: Recipe, *, seeds: Sequence[int], margin: float = 0.5) -> Convergence:
-    """Train the recipe with its plan, and on one rank, from each seed until its target, and judge the samples."""
+    """Train the recipe with its plan, and on one rank, from each seed until its target, and judge the samples.
+
+    Args:
+        seeds: of the trainings, each of which is done with the plan and on one rank.
+        margin: how many more samples the plan may need, as a share of those of one rank.
+    """
     check_recipe(recipe)
     check_target(recipe, len(seeds))
     num_processes = recipe.mutable.plan.roles.num_processes

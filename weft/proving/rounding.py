@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from weft.specs import Plan
+from weft.specs.loading import load
+from weft.specs.plan import value_of
 
-__all__ = ["Rounding", "hop_error", "round_all", "rounding_of"]
-
-DIGITS: Mapping[str, tuple[int, int]] = {"bf16": (8, -133), "fp16": (11, -24)}
-ROUNDED_ONCE = ("native", "direct", "server")
-"""Topologies that add in 32 bits, in the order of ranks; others round at each hop."""
+__all__ = ["BF16", "EXACT", "FP16", "Rounding", "hop_error", "round_all", "rounding_of"]
 
 
 @dataclass(frozen=True)
@@ -47,9 +45,15 @@ class Rounding:
         return (torch.round(exact / unit) * unit).to(tensor.dtype)
 
 
+EXACT = Rounding()
+BF16 = Rounding(8, -133)
+FP16 = Rounding(11, -24)
+
+
 def rounding_of(plan: Plan) -> Rounding:
-    """That of what a plan sends."""
-    return Rounding() if plan.compress.name == "none" else Rounding(*DIGITS[plan.compress.name])
+    """That of what a plan sends, as the table of axes names it."""
+    found: Rounding = load(value_of("compress", plan.compress).equations[plan.channel])
+    return found
 
 
 def round_all(rounding: Rounding, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -60,7 +64,7 @@ def hop_error(plan: Plan) -> float:
     """How far weights and optimizer state may be off, as a share of the largest value, where sums are rounded once for
     every rank: half a unit each, twice that in a square (second moments), and twice that again for later steps, which
     begin where the earlier ones were off."""
-    if plan.compress.name == "none" or plan.topology.name in ROUNDED_ONCE:
+    digits = rounding_of(plan).digits
+    if digits is None or value_of("topology", plan.topology).rounds_once:
         return 0.0
-    digits, _ = DIGITS[plan.compress.name]
     return 4 * plan.num_ranks * 2.0**-digits

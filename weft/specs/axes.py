@@ -68,7 +68,9 @@ class Value:
     Two parameters mean the same in every consistency: `steps` from one exchange to the next, and `after` so many
     synchronous steps.
 
-    Of a compression, `realised_by` is, for each channel that can carry it, a function of (choice) that returns a codec.
+    Of a compression, `realised_by` is, for each channel that can carry it, a function of (choice) that returns a codec,
+    and `equations` the rounding that proofs hold it to. Of a topology, `rounds_once` says that sums are made in the
+    order of ranks, those of 16-bit floats in 32 bits.
     """
 
     parameters: Mapping[str, Number] = field(default_factory=dict)
@@ -81,6 +83,7 @@ class Value:
     realised_by: Mapping[Channel, str] = field(default_factory=dict)
     neighbours_if: Mapping[str, str] = field(default_factory=dict)
     equations: Mapping[Channel, str] = field(default_factory=dict)
+    rounds_once: bool = False
 
 
 def _is_deadline(text: str) -> bool:
@@ -94,11 +97,14 @@ _SCHEMES, _POLICIES = "weft.distributed.consistency", "weft.distributed.consiste
 _EQUATIONS, _FOLLOW_GRADIENTS = "weft.proving.relaxed_equations", "weft.proving.served:follow_recipe"
 
 
-def _codec(path: str, parameters: Mapping[str, Number] | None = None) -> Value:
+def _codec(made_by: str, rounding: str) -> Value:
     """A codec that every channel can carry."""
-    made_by = f"weft.distributed.codecs.{path}"
     channels: tuple[Channel, ...] = ("all_reduce", "servers", "neighbours")
-    return Value(parameters or {}, is_available=True, realised_by=dict.fromkeys(channels, made_by))
+    return Value(
+        is_available=True,
+        realised_by=dict.fromkeys(channels, f"weft.distributed.codecs.{made_by}"),
+        equations=dict.fromkeys(channels, f"weft.proving.rounding:{rounding}"),
+    )
 
 
 AXES: Mapping[str, Mapping[str, Value]] = {
@@ -224,22 +230,25 @@ AXES: Mapping[str, Mapping[str, Value]] = {
         ),
     },
     "topology": {
-        "native": Value(is_available=True),
+        "native": Value(is_available=True, rounds_once=True),
         "auto": Value(is_available=True),
-        "direct": Value(is_available=True),
+        "direct": Value(is_available=True, rounds_once=True),
         "ring": Value(is_available=True),
         "tree": Value(is_available=True),
         "halving_doubling": Value(is_available=True),
         "hierarchical": Value({"inner": 2}, is_available=True),
         "server": Value(
-            {"shards": 1, "place": "shared", "inner": 1}, is_available=True, words={"place": ("shared", "own")}
+            {"shards": 1, "place": "shared", "inner": 1},
+            is_available=True,
+            words={"place": ("shared", "own")},
+            rounds_once=True,
         ),
         "neighbours": Value({"graph": "ring"}),
     },
     "compress": {
-        "none": _codec("exact:make_exact"),
-        "fp16": _codec("half:make_half"),
-        "bf16": _codec("half:make_half"),
+        "none": _codec("exact:make_exact", "EXACT"),
+        "fp16": _codec("half:make_fp16", "FP16"),
+        "bf16": _codec("half:make_bf16", "BF16"),
         "qsgd": Value({"bits": 8}),
         "terngrad": Value(),
         "onebit": Value(),

@@ -24,7 +24,7 @@ from weft.errors import EncodingError
 from weft.planning.codec_cost import CodecCost, codec_cost
 from weft.specs.plan import Choice
 
-__all__ = ["HalfCodec", "make_half"]
+__all__ = ["HalfCodec", "make_bf16", "make_fp16"]
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 CURES = {"fp16": "use compress=bf16", "bf16": "use compress=none"}
@@ -104,6 +104,11 @@ class HalfCodec(AbstractCodec):
         return math.isfinite(largest) and math.isinf(torch.tensor(largest).to(HALVES[self._name]).item())
 
 
-def make_half(choice: Choice) -> HalfCodec:
-    """The codec of `fp16` or `bf16` in a plan."""
-    return HalfCodec("fp16" if choice.name == "fp16" else "bf16")
+def make_fp16(choice: Choice) -> HalfCodec:
+    """The codec of `fp16` in a plan."""
+    return HalfCodec("fp16")
+
+
+def make_bf16(choice: Choice) -> HalfCodec:
+    """The codec of `bf16` in a plan."""
+    return HalfCodec("bf16")

@@ -20,6 +20,9 @@ COMPARED: tuple[AllReduceAlgorithm, ...] = ("direct", "ring", "halving_doubling"
 def choose(size: int, num_bytes: int, alpha: float, beta: float, gamma: float = 0.0) -> AllReduceAlgorithm:
     """The fastest all-reduce on a network without contention.
 
+    Args:
+        alpha: seconds of a message; `beta` of each of its bytes, `gamma` of each byte that is reduced.
+
     >>> choose(6, 8, alpha=1e-5, beta=1e-9), choose(6, 100_000_000, alpha=1e-5, beta=1e-9)
     ('halving_doubling', 'direct')
     """

@@ -40,6 +40,14 @@ def perform(
     """Send parts of the flat `source`, receive parts of the flat `target` (the same buffer where it is not given).
 
     Parts without elements are not sent; both sides see that from the bounds. `bytes_reduced` were reduced before.
+
+    Args:
+        schedule: of this rank.
+        source_bounds: where the parts of `source` begin and end, in elements.
+        tag: of all its messages.
+        target_bounds: of `target`; those of `source` where it is not given.
+        op: by which parts that arrive are reduced.
+        bytes_reduced: how many were reduced before.
     """
     view_of_source = _views(source, source_bounds)
     view_of_target = view_of_source if target is None else _views(target, target_bounds or source_bounds)

@@ -25,7 +25,13 @@ POLL_SECONDS = 2e-5
 
 
 def start_rounds(call: Call, rank: int, size: int, tag: int, choice: AlgorithmChoice) -> CollectiveRounds:
-    """The rounds of a collective call, all-reduce by the chosen algorithm."""
+    """The rounds of a collective call, all-reduce by the chosen algorithm.
+
+    Args:
+        rank: of the caller, among `size`.
+        tag: of the messages, the same on all ranks.
+        choice: the algorithm of an all-reduce.
+    """
     if isinstance(call, AllReduce):
         num_bytes = call.tensor.numel() * call.tensor.element_size()
         algorithm = choice.algorithm(size, num_bytes)

@@ -14,6 +14,9 @@ def relax(base: AbstractReplicas, group: AbstractGroup, choice: Choice, codec: A
     """The replicas with this consistency; `base`, the synchronous ones, as they are where it is synchronous.
 
     Args:
+        base: synchronous replicas of the same group.
+        group: that of the replicas.
+        choice: the consistency of a plan.
         codec: what is sent instead of weights, or of differences of them.
     """
     value = value_of("consistency", choice)

@@ -83,9 +83,6 @@ class Scheduler:
         """Whether anything will happen by itself."""
         return bool(self._events)
 
-    def is_parked(self, rank: int) -> bool:
-        return self._ranks[rank].parked > 0
-
     def is_over(self, rank: int) -> bool:
         return self._ranks[rank].is_over
 

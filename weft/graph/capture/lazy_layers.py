@@ -25,7 +25,7 @@ from weft.torch_private import settle_lazy
 __all__ = ["build_sized"]
 
 Reached = tuple[tuple[Any, ...], Mapping[str, Any]]
-"""What a layer was called with: tensors without values."""
+"""The arguments of a call of a layer: tensors without values."""
 
 
 _CHANGED = "build made other lazy layers the second time; let it do the same both times"

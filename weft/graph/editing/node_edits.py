@@ -159,7 +159,12 @@ def remove_input(graph: Graph, path: str) -> Graph:
 
 
 def add_output(graph: Graph, path: str, variable: Variable) -> Graph:
-    """Return one more variable: `add_output(graph, "outputs.norm", norm)`."""
+    """Return one more variable: `add_output(graph, "outputs.norm", norm)`.
+
+    Args:
+        path: the name of the result, by which callers find it.
+        variable: one of the graph's own.
+    """
     if path.partition(".")[0] != "outputs":
         raise GraphError(f"not a place of the outputs ({path}); a place of the state is updated with update_state")
     edited = graph.edited()

@@ -66,7 +66,7 @@ _OF_TORCH = {
 }
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 SMALLEST = 2
-"""What a named size is at least: PyTorch treats sizes of 0 and 1 in their own ways (broadcasting, strides)."""
+"""The least that a named size is: PyTorch treats sizes of 0 and 1 in their own ways (broadcasting, strides)."""
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,13 @@ class PlannedProgram(AbstractProgram):
 def fused_program(
     graph: Graph, signature: Signature, *, may_round: bool, arena: Arena | None = None, folder: Path | None = None
 ) -> PlannedProgram:
-    """A program of the graph, or of one that differs from it by rounding where it `may_round`."""
+    """A program of the graph, or of one that differs from it by rounding where it `may_round`.
+
+    Args:
+        may_round: whether results may differ from the graph's by rounding.
+        arena: memory that other programs use too, one at a time; by default its own.
+        folder: where the generated file is kept; by default a folder of the user's cache.
+    """
     if may_round:
         return PlannedProgram(fuse(graph), signature, compile=compile_into, arena=arena, folder=folder)
     return PlannedProgram(fuse_exactly(graph), signature, compile=bind_kernel, arena=arena, folder=folder)

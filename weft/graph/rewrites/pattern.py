@@ -43,7 +43,7 @@ __all__ = [
 aten = torch.ops.aten
 
 Found = Mapping[str, Any]
-"""What each name of a pattern stands for: a node, a number, or another literal."""
+"""The meaning of each name of a pattern: a node, a number, or another literal."""
 
 
 class AbstractPattern(ABC):  # noqa: B024 -- the cases are told apart by their type

@@ -33,7 +33,7 @@ class Rule:
 
 
 Replacement = AbstractPattern | Callable[[Found], AbstractPattern | None]
-"""What is to stand there; or a function of what the names stand for, which may refuse by None."""
+"""The pattern that is to stand there; or a function of what the names stand for, which may refuse by None."""
 
 
 @dataclass(frozen=True, eq=False)

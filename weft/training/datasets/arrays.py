@@ -84,6 +84,10 @@ def splits_from_arrays(
 
     Floating-point arrays become float32, integers int64. Without a validation part, a tenth of the training samples
     is set aside for it, the same tenth every time.
+
+    Args:
+        x_train: samples to train on; `y_train` are their targets, and so for the other parts.
+        x_validation: samples to evaluate on while it trains; None to set some of the training samples aside.
     """
     x, y = _as_inputs(x_train), _as_targets(y_train)
     _check_number(x, y)

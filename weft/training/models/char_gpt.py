@@ -28,7 +28,11 @@ def char_gpt(
 ) -> nn.Module:
     """Tokens [batch, length] -> logits of the next token [batch, length, num_outputs]; up to the task's length.
 
-    Tied, the embedding also serves as the weight of the output layer.
+    Args:
+        width: of every layer, cut among the heads.
+        num_layers: blocks of attention and a linear part.
+        dropout: the share of values that training leaves out.
+        tied: whether the embedding also serves as the weight of the output layer.
     """
     check_token_task(task, "char_gpt")
     check_positive(width=width, num_layers=num_layers, num_heads=num_heads)

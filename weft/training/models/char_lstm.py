@@ -13,7 +13,13 @@ __all__ = ["char_lstm"]
 def char_lstm(
     task: TaskSpec, *, embedding: int = 32, hidden: int = 128, num_layers: int = 1, dropout: float = 0.0
 ) -> nn.Module:
-    """Tokens [batch, length] -> logits of the next token [batch, length, num_outputs]; any length."""
+    """Tokens [batch, length] -> logits of the next token [batch, length, num_outputs]; any length.
+
+    Args:
+        embedding: the size of a token's vector.
+        hidden: the size of each layer's state.
+        dropout: the share of values that training leaves out between layers.
+    """
     check_token_task(task, "char_lstm")
     check_positive(embedding=embedding, hidden=hidden, num_layers=num_layers)
     check_dropout(dropout)

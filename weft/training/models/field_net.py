@@ -16,6 +16,10 @@ def field_net(task: TaskSpec, *, width: int = 16, num_layers: int = 3, kernel_si
     """[batch, 1, n, m] -> [batch, n * m]: the field and a learned change of it.
 
     A value can travel num_layers * (kernel_size // 2) grid cells. Beyond the edge the field is zero.
+
+    Args:
+        width: channels of the hidden layers.
+        kernel_size: sides of a convolution, which must be odd.
     """
     check_image_task(task, "field_net")
     check_positive(width=width, num_layers=num_layers, kernel_size=kernel_size)

@@ -17,7 +17,14 @@ def lenet(
     dropout: float = 0.0,
 ) -> nn.Module:
     """[batch, channels, height, width] -> [batch, num_outputs]: two 5 x 5 convolutions, each halving the sides, and two
-    linear layers."""
+    linear layers.
+
+    Args:
+        channels1: of the first convolution.
+        channels2: of the second.
+        hidden: the size of the linear layer before the last.
+        dropout: the share of values that training leaves out before the last layer.
+    """
     check_image_task(task, "lenet", least=4)
     check_positive(channels1=channels1, channels2=channels2, hidden=hidden)
     check_dropout(dropout)

@@ -13,7 +13,12 @@ __all__ = ["mlp"]
 
 
 def mlp(task: TaskSpec, *, hidden: tuple[int, ...] = (128,), dropout: float = 0.0) -> nn.Module:
-    """[batch, *input] -> [batch, num_outputs], through hidden layers of these sizes (none: a linear model)."""
+    """[batch, *input] -> [batch, num_outputs], through hidden layers of these sizes (none: a linear model).
+
+    Args:
+        hidden: the sizes of the hidden layers.
+        dropout: the share of values that training leaves out after each.
+    """
     if not task.input.dtype.is_floating_point:
         raise RecipeError(f"mlp takes floating-point inputs (input: {task.input.dtype}); choose a character model")
     check_positive(**{f"hidden[{i}]": size for i, size in enumerate(hidden)})

@@ -20,7 +20,13 @@ __all__ = ["resnet"]
 
 
 def resnet(task: TaskSpec, *, depth: int = 20, width: int = 16, shortcut: Literal["A", "B"] = "A") -> nn.Module:
-    """[batch, channels, height, width] -> [batch, num_outputs], with depth - 1 convolutions on the longest way."""
+    """[batch, channels, height, width] -> [batch, num_outputs], with depth - 1 convolutions on the longest way.
+
+    Args:
+        depth: 6 n + 2, for n blocks in each of three stages.
+        width: channels of the first stage; each of the others has twice those of the one before.
+        shortcut: around a block that halves the sides: A, a cut without parameters; B, a convolution.
+    """
     check_image_task(task, "resnet")
     check_positive(width=width)
     if depth < 8 or depth % 6 != 2:

@@ -19,7 +19,7 @@ from torch import Tensor
 __all__ = ["AbstractOptimizer", "AbstractRule", "OptimizerState", "Scope", "Shared", "Slots"]
 
 Slots = Mapping[str, Tensor]
-"""What an optimizer remembers of one parameter, by name: `velocity`, `second_moment`."""
+"""The memory of an optimizer for one parameter, by name: `velocity`, `second_moment`."""
 
 Scope = Literal["element", "layer"]
 """Whether a rule may run on any cut of a tensor, or needs norms of whole tensors (LARS, LAMB)."""

@@ -98,6 +98,11 @@ class Summary:
 def read_decisions(run: Path, seed: int, number: int, kind: Kind = "shard") -> list[Decision]:
     """The decisions of a shard, or of a host server, of a run.
 
+    Args:
+        run: the run folder.
+        seed: of the training.
+        number: of the shard or host server.
+
     Raises:
         RunFolderError: the run recorded nothing, or nothing that can be repeated.
     """
@@ -109,7 +114,13 @@ def read_decisions(run: Path, seed: int, number: int, kind: Kind = "shard") -> l
 
 
 def read_summary(run: Path, seed: int, number: int, kind: Kind = "shard") -> Summary | None:
-    """The summary of a shard, or of a host server; None where it did not come to its end."""
+    """The summary of a shard, or of a host server; None where it did not come to its end.
+
+    Args:
+        run: the run folder.
+        seed: of the training.
+        number: of the shard or host server.
+    """
     last: Any = None
     for last in read_lines(journal_file(run, seed, f"{kind}-{number}"), SUBJECT):  # noqa: B007 -- the last line
         pass

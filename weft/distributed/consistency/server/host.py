@@ -301,7 +301,7 @@ class _Host:
         seed, counts = read_int(message.header, "seed"), read_ints(message.header, "counts")
         if len(counts) != self._spec.settings.num_shards:
             raise MalformedError("counts")
-        buckets = () if self._spec.settings.compress.name == "none" else read_layout(message.header)
+        buckets = () if self._spec.settings.make_codec().is_exact else read_layout(message.header)
         if len(buckets) not in (0, sum(counts)):
             raise MalformedError("layout")
         self._end_run()

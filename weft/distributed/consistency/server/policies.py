@@ -13,7 +13,12 @@ __all__ = ["asynchronous", "backup", "make_policy", "stale", "synchronous"]
 
 
 def make_policy(choice: Choice, num_workers: int, *, is_fresh: bool = True) -> AbstractPolicy:
-    """The policy of every shard, as the table of axes names it."""
+    """The policy of every shard, as the table of axes names it.
+
+    Args:
+        choice: the consistency of a plan.
+        is_fresh: whether a training begins; else the shard takes the place of one that was lost.
+    """
     make = load(value_of("consistency", choice).realised_by["servers"])
     policy: AbstractPolicy = make(choice, num_workers, is_fresh=is_fresh)
     return policy

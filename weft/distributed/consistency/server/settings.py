@@ -98,7 +98,12 @@ def may_cut(optimizer: AbstractOptimizer) -> bool:
 
 
 def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | None = None) -> Settings:
-    """The settings of a plan whose consistency is kept by servers."""
+    """The settings of a plan whose consistency is kept by servers.
+
+    Args:
+        optimizer: of the recipe: whether it may run on pieces of tensors.
+        clip_norm: the largest norm of a gradient; None not to clip.
+    """
     choice, sends_weights = plan.consistency, plan.sends == "weights"
     # A norm has the bits of one rank only where it is of a whole tensor.
     clips_together = plan.is_synchronous and clip_norm is not None and plan.num_shards > 1
