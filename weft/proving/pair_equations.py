@@ -113,7 +113,7 @@ class _Reference:
         return True
 
     def _pair(self, mine: Weights, theirs: Weights) -> tuple[Weights, Weights]:
-        """The weights that a pair leaves on both ends."""
+        """Both ends after a pair."""
         if self.round.is_exact:
             mean = {name: (tensor + theirs[name]) / 2 for name, tensor in mine.items()}
             return mean, clone(mean)

@@ -45,12 +45,13 @@ class Rounding:
         return (torch.round(exact / unit) * unit).to(tensor.dtype)
 
 
-EXACT, BF16, FP16 = Rounding(), Rounding(8, -133), Rounding(11, -24)
-"""Of the codecs, which the table of axes names by these."""
+EXACT = Rounding()
+BF16 = Rounding(8, -133)
+FP16 = Rounding(11, -24)
 
 
 def rounding_of(plan: Plan) -> Rounding:
-    """That of what a plan sends."""
+    """That of what a plan sends, as the table of axes names it."""
     found: Rounding = load(value_of("compress", plan.compress).equations[plan.channel])
     return found
 
@@ -64,6 +65,6 @@ def hop_error(plan: Plan) -> float:
     every rank: half a unit each, twice that in a square (second moments), and twice that again for later steps, which
     begin where the earlier ones were off."""
     digits = rounding_of(plan).digits
-    if digits is None or value_of("topology", plan.topology).traits.rounds_once:
+    if digits is None or value_of("topology", plan.topology).rounds_once:
         return 0.0
     return 4 * plan.num_ranks * 2.0**-digits

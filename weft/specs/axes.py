@@ -17,7 +17,7 @@ Sends = Literal["gradient", "difference", "weights"]
 
 @dataclass(frozen=True)
 class Traits:
-    """The properties of a value that others ask for, so that nobody asks for its name; of a consistency unless said.
+    """The properties of a consistency that others ask for, so that nobody asks for its name.
 
     Two parameters speak for traits where a value has them: `commit`, and `push` for what it sends.
 
@@ -27,7 +27,6 @@ class Traits:
         commit: servers update once for the gradients of a round (or a clock), or for each push as it arrives.
         has_all_reduce: ranks in a group all-reduce, by an algorithm that the topology may choose.
         skips_rounds: a rank leaves out the rounds that it is late for.
-        rounds_once: of a topology: sums of 16-bit numbers are made in 32 bits, in the order of ranks, and rounded once.
     """
 
     is_synchronous: bool = False
@@ -35,7 +34,6 @@ class Traits:
     commit: Literal["round", "arrival"] = "round"
     has_all_reduce: bool = False
     skips_rounds: bool = False
-    rounds_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,8 @@ class Value:
     synchronous steps.
 
     Of a compression, `realised_by` is, for each channel that can carry it, a function of (choice) that returns a codec,
-    and `equations` the rounding that a proof holds it to.
+    and `equations` the rounding that proofs hold it to. Of a topology, `rounds_once` says that sums are made in the
+    order of ranks, those of 16-bit floats in 32 bits.
     """
 
     parameters: Mapping[str, Number] = field(default_factory=dict)
@@ -84,6 +83,7 @@ class Value:
     realised_by: Mapping[Channel, str] = field(default_factory=dict)
     neighbours_if: Mapping[str, str] = field(default_factory=dict)
     equations: Mapping[Channel, str] = field(default_factory=dict)
+    rounds_once: bool = False
 
 
 def _is_deadline(text: str) -> bool:
@@ -97,13 +97,12 @@ _SCHEMES, _POLICIES = "weft.distributed.consistency", "weft.distributed.consiste
 _EQUATIONS, _FOLLOW_GRADIENTS = "weft.proving.relaxed_equations", "weft.proving.served:follow_recipe"
 
 
-def _codec(path: str, rounding: str, parameters: Mapping[str, Number] | None = None) -> Value:
-    """A codec that every channel can carry, and the rounding that proofs hold it to."""
+def _codec(made_by: str, rounding: str) -> Value:
+    """A codec that every channel can carry."""
     channels: tuple[Channel, ...] = ("all_reduce", "servers", "neighbours")
     return Value(
-        parameters or {},
         is_available=True,
-        realised_by=dict.fromkeys(channels, f"weft.distributed.codecs.{path}"),
+        realised_by=dict.fromkeys(channels, f"weft.distributed.codecs.{made_by}"),
         equations=dict.fromkeys(channels, f"weft.proving.rounding:{rounding}"),
     )
 
@@ -231,9 +230,9 @@ AXES: Mapping[str, Mapping[str, Value]] = {
         ),
     },
     "topology": {
-        "native": Value(is_available=True, traits=Traits(rounds_once=True)),
+        "native": Value(is_available=True, rounds_once=True),
         "auto": Value(is_available=True),
-        "direct": Value(is_available=True, traits=Traits(rounds_once=True)),
+        "direct": Value(is_available=True, rounds_once=True),
         "ring": Value(is_available=True),
         "tree": Value(is_available=True),
         "halving_doubling": Value(is_available=True),
@@ -242,7 +241,7 @@ AXES: Mapping[str, Mapping[str, Value]] = {
             {"shards": 1, "place": "shared", "inner": 1},
             is_available=True,
             words={"place": ("shared", "own")},
-            traits=Traits(rounds_once=True),
+            rounds_once=True,
         ),
         "neighbours": Value({"graph": "ring"}),
     },

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from weft.distributed.codecs import HalfCodec, bucket_of, make_codec
 from weft.errors import EncodingError
-from weft.proving.rounding import BF16, FP16
+from weft.proving.rounding import BF16, FP16, Rounding
 from weft.specs import Choice
 
-ROUNDINGS = {"bf16": BF16, "fp16": FP16}
+ROUNDINGS: dict[str, Rounding] = {"fp16": FP16, "bf16": BF16}
 
 floats = st.integers(0, 2**32 - 1).map(lambda bits: struct.unpack("f", struct.pack("I", bits))[0]).filter(math.isfinite)
 

@@ -6,7 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from weft.distributed.codecs import Bucket, PackedTensors, Piece, bucket_by_type, bucket_of, bucket_pieces, write
+from weft.distributed.codecs import (
+    Bucket,
+    ExactCodec,
+    PackedTensors,
+    Piece,
+    bucket_by_type,
+    bucket_of,
+    bucket_pieces,
+    decode_packed,
+    write,
+)
+from weft.errors import EncodingError
 
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])
@@ -35,7 +46,7 @@ def test_what_was_packed_comes_out_again(tensors: dict[str, Tensor]) -> None:
 @given(tensors=named)
 def test_packed_tensors_are_views_of_their_messages(tensors: dict[str, Tensor]) -> None:
     packed = PackedTensors(tensors, torch_empty)
-    assert packed.accepts(packed.messages) and packed.num_bytes == sum(t.nbytes for t in tensors.values())
+    assert packed.num_bytes == sum(t.nbytes for t in tensors.values())
     for message in packed.messages:
         message.zero_()
     assert not any(tensor.any() for tensor in packed.tensors.values())
@@ -68,7 +79,9 @@ def test_a_message_of_another_size_or_type_is_not_accepted(wrong: Tensor) -> Non
     bucket = bucket_of({"w": torch.zeros(2, 2), "b": torch.zeros(3)})
     assert not bucket.accepts(wrong)
     packed = PackedTensors({"w": torch.zeros(2, 2), "b": torch.zeros(3)}, torch_empty)
-    assert not packed.accepts([wrong]) and not packed.accepts([torch.zeros(7), torch.zeros(7)])
+    for messages in ([wrong], [torch.zeros(7), torch.zeros(7)], []):
+        with pytest.raises(EncodingError):
+            decode_packed(ExactCodec(), packed, messages)
 
 
 def test_several_pieces_need_memory() -> None:

@@ -1,4 +1,4 @@
-"""Codecs: what is sent instead of a tensor, and what is kept back; and the one packing of named tensors."""
+"""Codecs: messages that are sent instead of tensors, and what is kept back; one packing of named tensors."""
 
 from weft.distributed.codecs.choice import make_codec
 from weft.distributed.codecs.codec import AbstractCodec, Reduction, decode_all, decode_packed, encode_all, encode_packed

@@ -49,7 +49,7 @@ class AbstractCodec(ABC):
 
     @abstractmethod
     def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None) -> Tensor:
-        """The encoded message, which is sent instead.
+        """The tensor that is sent instead of a message.
 
         Args:
             message: of the bucket, flat or in the shape of its one piece.
@@ -80,8 +80,8 @@ class AbstractCodec(ABC):
 
     @abstractmethod
     def memory(self) -> Mapping[str, Tensor]:
-        """The part that was not sent and waits for a later message, by the name of its tensor. A checkpoint holds it as
-        a sum: for other ranks, only the sum over all matters."""
+        """The parts that were not sent and wait for a later message, by the name of the tensor. A checkpoint holds them
+        as a sum: for other ranks, only the sum over all matters."""
 
     @abstractmethod
     def remember(self, memory: Mapping[str, Tensor]) -> None:
@@ -101,7 +101,7 @@ def malformed(bucket: Bucket, sent: Tensor) -> EncodingError:
 def encode_all(
     codec: AbstractCodec, buckets: Sequence[Bucket], messages: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """The encoded messages of these buckets; None for one that is not there."""
+    """The tensors that are sent for the messages of these buckets; None for one that is not there."""
     pairs = zip(buckets, messages, strict=True)
     return tuple(None if message is None else codec.encode(bucket, message) for bucket, message in pairs)
 
@@ -115,7 +115,7 @@ def decode_all(
 
 
 def encode_packed(codec: AbstractCodec, tensors: PackedTensors) -> list[Tensor]:
-    """The encoded messages of packed tensors; they themselves without a codec."""
+    """The tensors that are sent for packed ones; their messages themselves without a codec."""
     return [codec.encode(bucket, message) for bucket, message in zip(tensors.buckets, tensors.messages, strict=True)]
 
 

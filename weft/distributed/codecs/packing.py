@@ -146,11 +146,6 @@ class PackedTensors:
             views |= bucket.unpack(message)
         return views
 
-    def accepts(self, messages: Sequence[Tensor]) -> bool:
-        """Whether these are like its own."""
-        pairs = zip(self.buckets, messages, strict=False)
-        return len(messages) == len(self.buckets) and all(bucket.accepts(message) for bucket, message in pairs)
-
 
 @torch.no_grad()
 def write(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

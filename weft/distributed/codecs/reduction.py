@@ -13,7 +13,15 @@ __all__ = ["ReductionWork", "add_encoded", "gather_encoded"]
 
 
 def add_encoded(codec: AbstractCodec, bucket: Bucket, sent: Tensor, op: ReduceOp, out: Tensor | None) -> Reduction:
-    """The group adds them up, and the total is decoded once. The arguments are those of `AbstractCodec.reduce`."""
+    """The group adds them up, and the total is decoded once.
+
+    Args:
+        codec: of this rank; its messages may be summed.
+        bucket: of the message.
+        sent: as the codec encoded it; holds the encoded total in the end.
+        op: `sum` or `mean`.
+        out: where the total is written; None to make memory for it.
+    """
     yield AllReduce(sent, op)
     return codec.decode(bucket, sent, out)
 
@@ -22,7 +30,16 @@ def gather_encoded(
     codec: AbstractCodec, bucket: Bucket, sent: Tensor, size: int, op: ReduceOp, out: Tensor | None
 ) -> Reduction:
     """Every rank gets all of them, of one length, and adds them up in the order of ranks, its own decoded like the
-    others': so all have the same bits. The arguments are those of `AbstractCodec.reduce`."""
+    others': so all have the same bits.
+
+    Args:
+        codec: of this rank.
+        bucket: of the message.
+        sent: as the codec encoded it.
+        size: how many ranks there are.
+        op: `sum` or `mean`.
+        out: where the total is written; None to make memory for it.
+    """
     assert op in ("sum", "mean"), "messages are added up"
     everyone = sent.new_empty((size, *sent.shape))
     yield AllGather(everyone, sent.unsqueeze(0))

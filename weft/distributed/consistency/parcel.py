@@ -65,7 +65,7 @@ class Parcel:
             self._works.append(ReductionWork(self._group, reduction))
 
     def send(self, *peers: int) -> None:
-        """Send what was packed, and see it here as the peers see it."""
+        """Send the messages, encoded, and see here what the peers will see."""
         encoded = self.see()
         self._begin(encoded)
         self._works += [self._group.start(Send(sent, peer)) for peer in peers for sent in encoded]
@@ -85,7 +85,7 @@ class Parcel:
         return arrivals
 
     def see(self) -> Sequence[Tensor]:
-        """See what was packed as others would; returns what is sent for it."""
+        """See here what others would see of the messages; the tensors to send for that."""
         encoded = self._encode()
         self._decode_into(self.seen, encoded)
         return encoded
@@ -110,7 +110,7 @@ class Parcel:
         return Traffic(now - waited, min(waited, ended) - self._started, self._num_bytes)
 
     def decode(self, sent: Sequence[Tensor]) -> list[Tensor]:
-        """Take in what was sent of a parcel like this one."""
+        """The messages of a parcel like this one, of what was sent for them."""
         return decode_packed(self._codec, self._packed, sent)
 
     def views_of(self, messages: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -125,8 +125,11 @@ class GradientExchange:
         return Traffic(self._exposed, hidden, self._num_bytes)
 
     def _start(self, index: int) -> None:
-        bucket, codec = self._buckets[index], self._codec
-        message = bucket.pack({name: self._dense(name) for name in bucket.names}, self._packed[index])
+        bucket, packed, codec = self._buckets[index], self._packed[index], self._codec
+        if packed is None:
+            message = self._dense(bucket.names[0])
+        else:
+            message = bucket.pack({name: self._dense(name) for name in bucket.names}, packed)
         # The mean over a power of two of ranks has the bits of the weighted sum, and saves equal shares a pass over
         # memory. The choice hangs on the size alone: all ranks must make the same, and weights differ among them. What
         # is rounded is the weighted gradient: a sum of those that are not weighted may not fit where each of them does.

@@ -38,6 +38,7 @@ class Course:
     faults: Sequence[MailFault] = field(default_factory=tuple)
     run: Path | None = None
     replay: Path | None = None
+    compress: str = "none"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def run_pairs(
 
 
 def train(course: Course) -> Outcome:
-    plan = parse_plan(f"data={course.size} consistency=gossip({course.graph},mix={course.mix},lost=drop)")
+    consistency = f"gossip({course.graph},mix={course.mix},lost=drop)"
+    plan = parse_plan(f"data={course.size} consistency={consistency} compress={course.compress}")
 
     def work(group: AbstractGroup, replicas: GossipReplicas) -> tuple[Weights, Weights, dict[str, Any]]:
         """What the loop does, in few lines."""

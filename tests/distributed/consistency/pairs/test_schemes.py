@@ -44,6 +44,15 @@ def test_a_run_is_audited_and_replayed_to_the_last_bit(graph: str, size: int, tm
     assert not same(first.mean, train(turned).mean)
 
 
+@pytest.mark.parametrize("mix", ["pair", "during"])
+def test_a_run_with_a_codec_is_replayed_to_the_last_bit(mix: str, tmp_path: Path) -> None:
+    first = train(Course(4, "ring", mix=mix, compress="bf16", run=tmp_path / "first"))
+    slow = Course(4, "ring", seconds=lambda rank, turn: 0.01 * (4 - rank)).seconds
+    again = train(Course(4, "ring", mix=mix, compress="bf16", seconds=slow, replay=tmp_path / "first"))
+    assert all(same(a, b) for a, b in zip(first.weights, again.weights, strict=True))
+    assert not same(first.mean, train(Course(4, "ring", mix=mix)).mean)
+
+
 def test_every_piece_of_work_is_taken_and_a_slow_rank_takes_less(tmp_path: Path) -> None:
     outcome = train(Course(num_steps=20, seconds=lambda rank, turn: 0.03 if rank == 3 else 0.01, run=tmp_path))
     deals = [event.work for events in journals_of(tmp_path, 4) for event in events if isinstance(event, Deal)]

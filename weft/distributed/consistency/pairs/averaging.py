@@ -43,7 +43,7 @@ class AbstractAveraging(ABC):
         self.sent: Sequence[Tensor] = ()  # in this turn
 
     def encode(self) -> Sequence[Tensor]:
-        """The weights as they are now, encoded."""
+        """The messages that are sent for the weights as they are now."""
         self.sent = encode_packed(self.codec, self.weights)
         return self.sent
 

@@ -76,7 +76,7 @@ class ShardLink:
         return [None if tensor is None else piece.of(tensor) for piece, tensor in found]
 
     def encode(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-        """This shard's pieces, encoded."""
+        """The tensors that are sent for this shard's pieces."""
         return encode_all(self._codec, self.buckets, tensors)
 
     def decode(self, sent: Sequence[Tensor | None], out: Sequence[Tensor | None]) -> None:
