@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from weft.distributed.group.faulty import Fault
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.place.topology import algorithm_of
@@ -25,7 +27,7 @@ from weft.simulation.pace import Pace
 from weft.simulation.place import TIMEOUT_SECONDS, VirtualPlace, with_host_servers
 from weft.simulation.stragglers import Straggler, check_ranks, slowness
 from weft.simulation.timing import measure_computation
-from weft.specs import Plan
+from weft.specs import CPU, Plan, find_device
 from weft.torch_private import use_determinism
 from weft.training.build import build_splits, build_task, check_recipe
 from weft.training.datasets import Splits
@@ -108,6 +110,7 @@ def simulate(
         listeners=listeners,
         faults=faults,
         replay=replay,
+        device=find_device(recipe.mutable.device),
     )
     began = time.perf_counter()
     # Ranks share the switches of the process: set here, they are found and left as they are by every rank.
@@ -120,6 +123,7 @@ def simulate(
             faults=faults,
             timeout=TIMEOUT_SECONDS,
             trace=trace,
+            device=program.device,
         )
         if result.results[0] is None:
             raise PeerLostError("rank 0 is lost, and the result with it (rank: 0, it died); start again", 0)
@@ -156,11 +160,12 @@ class _RankProgram:
     listeners: Sequence[Listener]
     faults: Sequence[Fault] = ()
     replay: Path | None = None
+    device: torch.device = CPU
     shared: dict[str, Any] = field(default_factory=dict)  # by all addresses, which are threads of one process
 
     def __call__(self, group: AbstractGroup) -> tuple[RunRecord, list[float]] | None:
         """The record, and of each training the share of its time that this rank was idle; None of a server."""
-        place = VirtualPlace(group, self.faults, self.compute, self.shared)
+        place = VirtualPlace(group, self.faults, self.compute, self.shared, self.device)
         spec = RunSpec.of(self.recipe, self.seeds, self.folder.path, self.replay)
         with realise(self.recipe.mutable.plan, place, spec) as replicas:
             return None if replicas is None else self._train(group, replicas)
@@ -179,6 +184,7 @@ class _RankProgram:
             listen=pace.listen,
             clock_rules=clock_rules(self.network, self.compute, self.stragglers),
             is_virtual=True,
+            device=self.device,
         )
         record = run_recipe(
             self.recipe,

@@ -120,7 +120,7 @@ def _file_of(rank: int) -> str:
 def _parts_of_rank(entries: Mapping[str, Entry], rank: int) -> dict[str, Tensor]:
     # safetensors refuses tensors that share memory (tied or viewed), hence the clone.
     return {
-        name: entry.parts[rank].detach().clone(memory_format=torch.contiguous_format)
+        name: entry.parts[rank].detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, entry in entries.items()
         if rank < len(entry.parts)
     }

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from weft.errors import CorruptFileError
 from weft.graph import State
+from weft.graph.executors.random_state import fit_random_state
 from weft.training.checkpoint import Entry, Snapshot
 from weft.training.layout import AVERAGED, PER_RANK, REPLICATED, mean_of
 from weft.training.loop import TrainingState
-from weft.training.optimizers import OptimizerState, Shared
+from weft.training.optimizers import OptimizerState, Shared, slots_beside
 from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.sampling import SamplerState
 
@@ -73,13 +74,15 @@ def restore(state: TrainingState, snapshot: Snapshot, rank: int = 0, size: int =
     and takes the running statistics of rank 0.
     """
     tensors = {name: _of_rank(name, entry, rank, size) for name, entry in snapshot.entries.items()}
-    if "random" in tensors and tensors["random"] is None:
-        tensors["random"] = state.model.random
+    if "random" in tensors:
+        random, fresh = tensors["random"], state.model.random
+        tensors["random"] = fresh if random is None else fit_random_state(random, fresh)
     _check_no_stranger(snapshot, state)
     with torch.no_grad():
         for kind, own in _tensors_of(state.model):
             for name, tensor in own.items():
                 tensor.copy_(_find(tensors, f"{kind}/{name}", tensor.shape))
+    parameters = state.model.parameters
     slots: dict[str, dict[str, Tensor]] = {name: {} for name in state.optimizer.slots}
     for key in tensors:
         if key.startswith("slot/"):
@@ -89,7 +92,7 @@ def restore(state: TrainingState, snapshot: Snapshot, rank: int = 0, size: int =
     progress = snapshot.progress
     return TrainingState(
         model=replace(state.model, random=_find(tensors, "random")),
-        optimizer=OptimizerState(shared, slots),
+        optimizer=OptimizerState(shared, {name: slots_beside(parameters[name], own) for name, own in slots.items()}),
         sampler=SamplerState.from_dict(progress["sampler"]),
         step=snapshot.step,
         samples=progress["samples"],

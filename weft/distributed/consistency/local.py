@@ -20,7 +20,7 @@ from weft.distributed.group.group import AbstractGroup
 from weft.specs.plan import Choice
 from weft.training.checkpoint import Entry
 from weft.training.layout import PER_RANK, REPLICATED
-from weft.training.optimizers import Nesterov, Optimizer, OptimizerState
+from weft.training.optimizers import Nesterov, Optimizer, OptimizerState, slots_beside
 from weft.training.replicas import Traffic
 
 __all__ = ["LocalAveraging", "OuterOptimizer", "make_local"]
@@ -132,7 +132,10 @@ class LocalAveraging(AbstractScheme):
         if self._outer is not None and all(f"local/anchor/{name}" in entries for name in self._parameters):
             names = self._parameters
             write(self._outer.anchor, {name: entries[f"local/anchor/{name}"].parts[0] for name in names})
-            velocities = {name: {"velocity": entries[f"local/velocity/{name}"].parts[0]} for name in names}
+            velocities = {
+                name: slots_beside(anchor, {"velocity": entries[f"local/velocity/{name}"].parts[0]})
+                for name, anchor in self._outer.anchor.items()
+            }
             self._outer.state = replace(self._outer.state, slots=velocities)
 
     @property

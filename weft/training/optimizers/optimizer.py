@@ -16,7 +16,7 @@ from typing import Literal
 
 from torch import Tensor
 
-__all__ = ["AbstractOptimizer", "AbstractRule", "OptimizerState", "Scope", "Shared", "Slots"]
+__all__ = ["AbstractOptimizer", "AbstractRule", "OptimizerState", "Scope", "Shared", "Slots", "slots_beside"]
 
 Slots = Mapping[str, Tensor]
 """What an optimizer remembers of one parameter, by name: `velocity`, `second_moment`."""
@@ -28,7 +28,8 @@ Scope = Literal["element", "layer"]
 @dataclass(frozen=True)
 class Shared:
     """Learning rate and step, which all parameters share. Both are float64 scalars, so that no precision is lost before
-    they are used.
+    they are used, and on the CPU whatever device the parameters are on: they are numbers of the loop, some devices have
+    no float64, and a scalar of the CPU goes with tensors of any device.
 
     `step` counts the updates of the whole, 1 in the first. torch.optim counts for each parameter alone, which differs
     only for a parameter whose gradient comes and goes.
@@ -44,6 +45,13 @@ class OptimizerState:
 
     shared: Shared
     slots: Mapping[str, Slots]  # by parameter name
+
+
+def slots_beside(parameter: Tensor, slots: Slots) -> Slots:
+    """Slots that came from elsewhere (a checkpoint, a server), on the device of their parameter. Counters, which have
+    no dimensions, stay on the CPU, where torch.optim has them."""
+    device = parameter.device
+    return {name: slot.to(device) if slot.dim() or not parameter.dim() else slot for name, slot in slots.items()}
 
 
 class AbstractRule(ABC):

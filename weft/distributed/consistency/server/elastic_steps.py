@@ -95,6 +95,7 @@ class ElasticSteps:
     def _pull_together(self, link: ShardLink) -> None:
         """Move this rank's weights, and its copy of the centre as the shard moves the centre."""
         for piece, centre in zip(link.pieces, link.places, strict=True):
-            force = elastic_force(piece.of(self._sent[piece.name]), centre, self._settings.alpha)
+            sent = piece.of(self._sent[piece.name]).to(centre.device)
+            force = elastic_force(sent, centre, self._settings.alpha)
             piece.of(self._session.parameters[piece.name]).sub_(force)
             centre.add_(force)
