@@ -22,8 +22,8 @@ OPTIONS = {
     "profile": ["RECIPE", "--json", "--seed", "--set", "--steps", "--threads", "--top"],
     "prove": [
         "RECIPE",
-        *("--device", "--executor", "--json", "--margin", "--plan", "--seed", "--seeds", "--set", "--steps", "--tolerance"),
-        "--workers",
+        *("--device", "--executor", "--json", "--margin", "--plan", "--seed", "--seeds", "--set", "--steps"),
+        *("--tolerance", "--workers"),
     ],
     "run": [
         "RECIPE",

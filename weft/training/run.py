@@ -221,7 +221,7 @@ def _train_once(
             return Repetition(seed, "interrupted", reason, splits.checksum())
         with replicas.use_consensus(state.model) as consensus:
             judges = consensus.judges
-            scores = evaluate(task.executor, state.model, splits.test, task.metrics, judges) if judges else {}
+            scores = evaluate(task.executor, state.model, task.splits.test, task.metrics, judges) if judges else {}
             hashes = {"parameters": hash_tensors(state.model.parameters)}
 
     values = values_of(history, task.target, wall_clock, {f"test/{name}": score for name, score in scores.items()})

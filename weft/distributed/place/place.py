@@ -66,8 +66,8 @@ class AbstractPlace(ABC):
 
     @abstractmethod
     def open_group(self, plan: Plan) -> AbstractGroup:
-        """The group of all ranks, with the collectives that the plan's topology names, for tensors of the CPU and of this
-        place's device. A collective call."""
+        """The group of all ranks, with the collectives that the plan's topology names, for tensors of the CPU and of
+        this place's device. A collective call."""
 
     @abstractmethod
     def open_mailbox(self, plan: Plan, address: int) -> AbstractMailbox:
