@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from tests.distributed.group import contract
 from tests.distributed.woven import Script
-from tests.stand_in import accelerator
+from tests.stand_in import accelerator, small
 from tests.stand_in.moved_group import MovedGroup
 from tests.stand_in.small import folder_for, small_recipe
 from weft.distributed.group.staged import StagedGroup
@@ -19,19 +20,23 @@ from weft.distributed.place import LaunchedPlace, find_launch, open_group
 from weft.distributed.realise import RunSpec, realise
 from weft.distributed.virtual import run_virtual
 from weft.records.record import Repetition
-from weft.records.run_folder import RunFolder
+from weft.records.run_folder import RunFolder, create_run_folder
+from weft.simulation.simulation import simulate
+from weft.specs import find_device, list_devices
 from weft.torch_private import use_determinism
+from weft.training import run as running
 from weft.training.build import build_splits, build_task
 from weft.training.datasets import Splits
 from weft.training.events import Event, Listener, StepEnded
 from weft.training.history import History
-from weft.training.loop import train
+from weft.training.loop import take_step, train
 from weft.training.recipe import Recipe
 from weft.training.results import hash_tensors
 from weft.training.run import resume_run, run_recipe
+from weft.training.snapshot import restore, take_snapshot
 from weft.training.surroundings import Surroundings
 
-__all__ = ["keep_contract", "save_and_resume", "train_plans", "weave_scripts"]
+__all__ = ["be_alone", "keep_contract", "save_and_resume", "train_plans", "weave_scripts"]
 
 
 def _meet(name: str) -> LaunchedPlace:
@@ -87,21 +92,17 @@ class InterruptAfter:
 
 
 def save_and_resume(plans: list[str], folder: str) -> dict[str, Any]:
-    """Interrupt a training on one device and go on with it on another; the hashes of its end, and of one in one go."""
+    """Train in one go on the CPU; interrupt a training on the stand-in, and go on with it there. The hashes of both."""
     accelerator.register()
+    running.probe_scaling = lambda *_: {}  # type: ignore[assignment]  # it takes a second, and changes nothing
     found = {}
     for number, plan in enumerate(plans):
-        hashes = []
-        for name, first, second in (("whole", "cpu", ""), ("cut", accelerator.NAME, accelerator.NAME)):
-            run = Path(folder) / str(number) / name
-            recipe = small_recipe(plan, device=first, checkpoint_steps=1)
-            if not second:
-                hashes.append(_run(recipe, _meet(f"{number}-{name}"), run).hashes)
-                continue
-            with suppress(KeyboardInterrupt):
-                _run(recipe, _meet(f"{number}-{name}"), run, listeners=(InterruptAfter(3),))
-            hashes.append(_resume(recipe, second, _meet(f"{number}-{name}-again"), run).hashes)
-        found[plan] = hashes
+        whole, cut = Path(folder) / f"{number}-whole", Path(folder) / f"{number}-cut"
+        expected = _run(small_recipe(plan, device="cpu"), _meet(whole.name), whole)
+        recipe = small_recipe(plan, device=accelerator.NAME, checkpoint_steps=1)
+        with suppress(KeyboardInterrupt):
+            _run(recipe, _meet(cut.name), cut, listeners=(InterruptAfter(3),))
+        found[plan] = expected.hashes, _resume(recipe, _meet(f"{cut.name}-again"), cut).hashes
     return found
 
 
@@ -117,8 +118,8 @@ def _run(recipe: Recipe, place: LaunchedPlace, run: Path, listeners: tuple[Liste
     return record.repetitions[0]
 
 
-def _resume(recipe: Recipe, device: str, place: LaunchedPlace, run: Path) -> Repetition:
-    place = place.on(device)
+def _resume(recipe: Recipe, place: LaunchedPlace, run: Path) -> Repetition:
+    place = place.on(recipe.mutable.device)
     with realise(recipe.mutable.plan, place, RunSpec.of(recipe, (0,), run=run)) as replicas:
         assert replicas is not None
         surroundings = Surroundings(device=place.device)
@@ -149,3 +150,89 @@ def keep_contract() -> list[contract.Report]:
     finally:
         group.close()
     return [own, *run_virtual(lambda rank: contract.everything(MovedGroup(StagedGroup(rank, device))), 3).results]
+
+
+OPTIMIZERS = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "tests.stand_in.small:nadam")
+SIMULATED = ("data=3", "data=2 consistency=gossip(ring,mix=pair)", "data=2 consistency=async topology=server")
+
+
+def be_alone(folder: str) -> dict[str, Any]:
+    """One rank: what each of these gave on the CPU, and on the stand-in."""
+    accelerator.register()
+    runs = Path(folder)
+    return {
+        "devices": [str(find_device()), str(find_device("standin", 7)), list(list_devices())],
+        "refused": [_refusal(stray_tensor), _refusal(lambda: find_device("standin:1"))],
+        "whole": [_whole_run(device, runs) for device in ("cpu", accelerator.NAME)],
+        "optimizers": {name: [_steps(name, device) for device in DEVICES] for name in OPTIMIZERS},
+        "simulated": {plan: [_simulated(plan, device, runs) for device in DEVICES] for plan in SIMULATED},
+        "moved": _move_on(runs),
+    }
+
+
+DEVICES = ("cpu", accelerator.NAME)
+
+
+def stray_tensor() -> None:
+    """Train a model that makes a tensor of the CPU by itself: the fault that all of this is there to find."""
+    recipe = small_recipe(model=f"{small.__name__}:stray", device=accelerator.NAME)
+    task, state = build_task(recipe, build_splits(recipe), 0)
+    take_step(task, state)
+
+
+def _refusal(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
+
+
+def _whole_run(device: str, runs: Path) -> dict[str, Any]:
+    """A run with all its measurements, and how often the clock waited for the device."""
+    before = accelerator.num_synchronised
+    recipe = small_recipe(device=device, accumulate=2, clip_norm=1.0)
+    record = run_recipe(recipe, folder=create_run_folder(runs / f"whole-{device}", recipe.name), seeds=(0,))
+    (end,) = record.repetitions
+    return {
+        "hashes": end.hashes,
+        "losses": end.series["train/loss"],
+        "values": {name: end.values[name] for name in ("test/accuracy", "flops_per_sample")},
+        **{name: end.values[name] for name in ("share_of_peak", "peak_tensor_memory")},
+        "num_steps": len(end.series["step_time"]),
+        "num_synchronised": accelerator.num_synchronised - before,
+        "device": record.machine["device"],
+    }
+
+
+def _steps(optimizer: str, device: str) -> list[str]:
+    """Some steps of an optimizer, with a checkpoint in the middle that another state is restored from."""
+    recipe = small_recipe(device=device, optimizer=optimizer, optimizer__lr=0.01)
+    with use_determinism():
+        task, state = build_task(recipe, build_splits(recipe), 0)
+        for _ in range(2):
+            state, _ = take_step(task, state)
+        snapshot = take_snapshot(state, {})
+        task, state = build_task(recipe, task.splits, 0)
+        state = restore(state, snapshot)
+        state, _ = take_step(task, state)
+    slots = {f"{name}/{slot}": t for name, own in state.optimizer.slots.items() for slot, t in own.items()}
+    return [hash_tensors(state.model.parameters), hash_tensors(slots)]
+
+
+def _simulated(plan: str, device: str, runs: Path) -> list[Any]:
+    recipe = small_recipe(plan, device=device)
+    folder = create_run_folder(runs / f"simulated-{SIMULATED.index(plan)}-{device}", recipe.name)
+    (end,) = simulate(recipe, folder=folder, compute=0.01).record.repetitions
+    return [end.hashes, end.series["train/loss"], end.series["step_time"]]
+
+
+def _move_on(runs: Path) -> list[Any]:
+    """A run that began on the CPU goes on on the stand-in; without dropout, which draws anew on another device."""
+    recipe = small_recipe(model="mlp", checkpoint_steps=1, device="cpu")
+    whole = run_recipe(recipe, folder=create_run_folder(runs / "stayed", recipe.name), seeds=(0,))
+    folder = create_run_folder(runs / "moved", recipe.name)
+    with suppress(KeyboardInterrupt):
+        run_recipe(recipe, folder=folder, seeds=(0,), listeners=(InterruptAfter(3),))
+    moved = resume_run(folder, surroundings=Surroundings(device=find_device(accelerator.NAME)))
+    return [record.repetitions[0].hashes for record in (whole, moved)]

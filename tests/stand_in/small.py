@@ -3,14 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from weft.recipes import digits_mlp
 from weft.specs import TaskSpec
 from weft.training.component import Component
+from weft.training.optimizers import AbstractOptimizer, TorchOptimizer
 from weft.training.recipe import Recipe
 
-__all__ = ["normed", "small_recipe"]
+__all__ = ["folder_for", "nadam", "normed", "small_recipe", "stray"]
 
 
 def normed(task: TaskSpec) -> nn.Module:
@@ -18,6 +20,22 @@ def normed(task: TaskSpec) -> nn.Module:
     return nn.Sequential(
         nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.25), nn.ReLU(), nn.Linear(8, task.num_outputs)
     )
+
+
+class Stray(nn.Module):
+    """A layer that forgets where its input is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.ones(x.shape)
+
+
+def stray(task: TaskSpec) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, task.num_outputs), Stray())
+
+
+def nadam(*, lr: float = 0.01) -> AbstractOptimizer:
+    """One of torch.optim, whose state has counters of no dimensions."""
+    return TorchOptimizer(torch.optim.NAdam, lr=lr)
 
 
 def small_recipe(plan: str = "", **settings: object) -> Recipe:

@@ -27,7 +27,7 @@ from weft.simulation.pace import Pace
 from weft.simulation.place import TIMEOUT_SECONDS, VirtualPlace, with_host_servers
 from weft.simulation.stragglers import Straggler, check_ranks, slowness
 from weft.simulation.timing import measure_computation
-from weft.specs import CPU, Plan, find_device
+from weft.specs import Plan, find_device
 from weft.torch_private import use_determinism
 from weft.training.build import build_splits, build_task, check_recipe
 from weft.training.datasets import Splits
@@ -110,7 +110,6 @@ def simulate(
         listeners=listeners,
         faults=faults,
         replay=replay,
-        device=find_device(recipe.mutable.device),
     )
     began = time.perf_counter()
     # Ranks share the switches of the process: set here, they are found and left as they are by every rank.
@@ -127,8 +126,7 @@ def simulate(
         )
         if result.results[0] is None:
             raise PeerLostError("rank 0 is lost, and the result with it (rank: 0, it died); start again", 0)
-    died = [math.nan] * len(seeds)
-    idle = [died if found is None else found[1] for found in result.results[: plan.num_ranks]]
+    idle = [[math.nan] * len(seeds) if found is None else found[1] for found in result.results[: plan.num_ranks]]
     record = _with_idle(result.results[0][0], idle)
     write_record(folder.path, record)
     return Simulation(
@@ -160,8 +158,12 @@ class _RankProgram:
     listeners: Sequence[Listener]
     faults: Sequence[Fault] = ()
     replay: Path | None = None
-    device: torch.device = CPU
     shared: dict[str, Any] = field(default_factory=dict)  # by all addresses, which are threads of one process
+
+    @property
+    def device(self) -> torch.device:
+        """The one that all ranks share."""
+        return find_device(self.recipe.mutable.device)
 
     def __call__(self, group: AbstractGroup) -> tuple[RunRecord, list[float]] | None:
         """The record, and of each training the share of its time that this rank was idle; None of a server."""

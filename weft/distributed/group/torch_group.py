@@ -43,7 +43,8 @@ class TorchGroup(AbstractGroup):
     """All ranks that open the same store under the same size.
 
     `backend="nccl"` needs one GPU for each rank and tensors on it. It has not been tried: no machine with GPUs was at
-    hand. NCCL has no tags either: messages between two ranks must be received in the order in which they were sent.
+    hand. NCCL has no tags either, and carries messages out in the order in which they were started: TwoSidedGroup gives
+    it collectives alone.
 
     Args:
         store: where the ranks meet; it must outlive the rank that fails, or belong to rank 0.

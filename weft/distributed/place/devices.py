@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import socket
+from functools import cache
 
 import torch
 import torch.distributed as distributed
@@ -40,20 +41,29 @@ def open_for_device(launch: Launch, host: AbstractGroup, plan: Plan, device: tor
     """The group that carries tensors of a device, with the plan's collectives, over one that carries those of the CPU.
     A collective call: ranks find out together which transport all of them have.
 
-    Messages of an algorithm are staged as a whole, once on their way in and once on their way out.
+    An algorithm that the plan names is made of messages, which travel by way of the host; a collective is staged as a
+    whole, once on its way in and once on its way out.
     """
     if launch.size == 1:
         return host
-    if _all_have_own_transport(host, device):
+    has_own = _all_have_own_transport(host, device)
+    if has_own and plan.topology.name in ("native", "auto"):
         own = open_torch_group(launch, backend="nccl", device=device, generation=host.generation)
-        return with_topology(TwoSidedGroup(host, own), plan)
+        return TwoSidedGroup(StagedGroup(host, device), own)
     carried = with_topology(host, plan)
     if device.type == "cpu":
         return carried
     if launch.rank == 0:
-        text = "tensors of %s travel between ranks by way of host memory: no transport for them is at hand"
-        _logger.warning(text, device)
+        _say_staged(
+            device, "the plan names an algorithm of messages" if has_own else "no transport for them is at hand"
+        )
     return StagedGroup(carried, device)
+
+
+@cache
+def _say_staged(device: torch.device, reason: str) -> None:
+    """Once in a process."""
+    _logger.warning("tensors of %s travel between ranks by way of host memory: %s", device, reason)
 
 
 def _all_have_own_transport(host: AbstractGroup, device: torch.device) -> bool:
