@@ -72,7 +72,7 @@ def _train(recipe: Recipe, splits: Splits, run: Path, replay: Path | None) -> li
         task, state = build_task(recipe, splits, 0, replicas, place.device)
         replicas.join(state.model)
         state, _ = train(task, state, emit=history, save=lambda _: None)
-        replicas.sum(torch.zeros(1))
+        assert replicas.sum(torch.zeros(1, device=place.device)).device == place.device
         with replicas.use_consensus(state.model):
             own = {f"{name}/{slot}": t for name, slots in state.optimizer.slots.items() for slot, t in slots.items()}
             assert {t.device.type for t in (*state.model.parameters.values(), *own.values())} == {place.device.type}

@@ -35,9 +35,7 @@ def test_what_compiles_for_the_cpu_is_refused_elsewhere(monkeypatch: pytest.Monk
         if name in ON_ANY_DEVICE:
             check_recipe(recipe)
         else:
-            with pytest.raises(
-                RecipeError, match=rf"executor: {name}, device: cuda:0\); use executor=eager"
-            ):
+            with pytest.raises(RecipeError, match=rf"executor: {name}, device: cuda:0\); use executor=eager"):
                 check_recipe(recipe)
 
 
