@@ -50,7 +50,7 @@ class StandInTensor(Tensor):
         made.held = held
         return made
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StandInTensor({self.held!r})"
 
     def tolist(self) -> Any:
@@ -60,7 +60,9 @@ class StandInTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _compute(operator, args, kwargs or {})
 
 
@@ -91,12 +93,18 @@ def _wrap(held: Tensor, given: list[StandInTensor]) -> StandInTensor:
     made, at = StandInTensor(held), held.untyped_storage().data_ptr()
     viewed = next((tensor for tensor in given if at and tensor.held.untyped_storage().data_ptr() == at), None)
     if viewed is not None:
-        torch._functionalize_unsafe_set(made, viewed)  # type: ignore[attr-defined]
+        torch._functionalize_unsafe_set(made, viewed)
     return made
 
 
 def _check_side(operator: Any, tensors: list[Tensor]) -> None:
-    strangers = [tensor for tensor in tensors if not isinstance(tensor, StandInTensor) and tensor.dim() > 0]
+    """A number of the CPU may be read, but not written."""
+    writes = operator._schema.is_mutable
+    strangers = [
+        tensor
+        for place, tensor in enumerate(tensors)
+        if not isinstance(tensor, StandInTensor) and (tensor.dim() > 0 or (writes and place == 0))
+    ]
     if strangers:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in strangers)
         raise WrongSideError(f"{operator} met a CPU tensor beside its own (shapes: {shapes})")

@@ -35,8 +35,9 @@ def test_every_scheme_has_the_bits_of_the_cpu(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     plans = ["data=2", "data=2 consistency=local(2,outer=nesterov)", "data=2 consistency=elastic(2)"]
-    arguments = {"plans": plans, "folder": str(tmp_path)}
-    found: dict[str, Any] = run_processes("tests.stand_in.programs:save_and_resume", 2, deadline=120, **arguments)[0]
+    found: dict[str, Any] = run_processes(
+        "tests.stand_in.programs:save_and_resume", 2, plans=plans, folder=str(tmp_path), deadline=120
+    )[0]
     assert list(found) == plans
     for plan, (whole, resumed) in found.items():
         assert resumed == whole, plan

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as distributed
 
 from weft.distributed.group import AbstractGroup, SoloGroup
 from weft.distributed.place import Launch, devices
@@ -56,8 +57,8 @@ def test_staging_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize(("backend", "is_there"), [("nccl", True), ("xccl", False)])
 def test_a_transport_is_one_that_weft_can_open(monkeypatch: pytest.MonkeyPatch, backend: str, is_there: bool) -> None:
-    monkeypatch.setattr(devices.distributed, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(devices.distributed, "get_default_backend_for_device", lambda device: backend)
+    monkeypatch.setattr(distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(distributed, "get_default_backend_for_device", lambda device: backend)
     assert has_own_transport(torch.device("cuda:0")) is is_there
     assert not has_own_transport(CPU)
 
