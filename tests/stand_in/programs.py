@@ -98,8 +98,8 @@ def save_and_resume(plans: list[str], folder: str) -> dict[str, Any]:
     found = {}
     for number, plan in enumerate(plans):
         whole, cut = Path(folder) / f"{number}-whole", Path(folder) / f"{number}-cut"
-        expected = _run(small_recipe(plan, device="cpu"), _meet(whole.name), whole)
-        recipe = small_recipe(plan, device=accelerator.NAME, checkpoint_steps=1)
+        expected = _run(small_recipe(plan, device="cpu", epochs=2), _meet(whole.name), whole)
+        recipe = small_recipe(plan, device=accelerator.NAME, epochs=2, checkpoint_steps=1)
         with suppress(KeyboardInterrupt):
             _run(recipe, _meet(cut.name), cut, listeners=(InterruptAfter(3),))
         found[plan] = expected.hashes, _resume(recipe, _meet(f"{cut.name}-again"), cut).hashes
