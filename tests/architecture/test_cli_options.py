@@ -22,13 +22,13 @@ OPTIONS = {
     "profile": ["RECIPE", "--json", "--seed", "--set", "--steps", "--threads", "--top"],
     "prove": [
         "RECIPE",
-        *("--executor", "--json", "--margin", "--plan", "--seed", "--seeds", "--set", "--steps", "--tolerance"),
-        "--workers",
+        *("--device", "--executor", "--json", "--margin", "--plan", "--seed", "--seeds", "--set", "--steps"),
+        *("--tolerance", "--workers"),
     ],
     "run": [
         "RECIPE",
-        *("--json", "--out", "--plan", "--quiet", "--repeat", "--replay", "--restarts", "--resume", "--seed", "--set"),
-        *("--workers", "-q"),
+        *("--device", "--json", "--out", "--plan", "--quiet", "--repeat", "--replay", "--restarts", "--resume"),
+        *("--seed", "--set", "--workers", "-q"),
     ],
     "show": ["RUN", "--json"],
     "simulate": [

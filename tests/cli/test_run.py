@@ -80,6 +80,7 @@ def test_recipe_of_the_users_own(weft: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
+        (("digits_mlp", "--device", "cuda"), "no such device (device: cuda, here: cpu); choose one, or auto"),
         ((), "no recipe was given; name one that `weft list` shows, or use --resume"),
         (("digit_mlp",), "unknown recipe (digit_mlp); did you mean 'digits_mlp'?"),
         (("no.py:f",), "no such file (no.py)"),

@@ -406,6 +406,15 @@ def test_batches_without_an_end_are_refused(on_ranks: OnRanks) -> None:
         on_ranks(lambda: weave(model, optimizer, loader, plan="data"), 2)
 
 
+def test_a_model_on_several_devices_is_refused(on_ranks: OnRanks) -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.zeros(4, 1)), 2)
+    assert weave(model, optimizer, loader)[0] is model  # in one process it is the user's affair
+    with pytest.raises(UsageError, match=r"several devices \(cpu, meta\); move it to one"):
+        on_ranks(lambda: weave(model, optimizer, loader, plan="data"), 2)
+
+
 def test_a_sparse_gradient_is_refused_by_name(on_ranks: OnRanks) -> None:
     def script() -> None:
         model = nn.Sequential(nn.Embedding(4, 2, sparse=True))

@@ -41,18 +41,19 @@ class Script:
     has_generator: bool = False
     plan: str = "data"
     optimizer: str = "SGD"
+    device: str = "cpu"
 
     def run(self) -> dict[str, list[float]]:
         """The parameters in the end, flat, and the loss of every step."""
         torch.manual_seed(4)
-        model = self._model()
+        model = self._model().to(self.device)
         options = {"momentum": 0.5} if self.optimizer == "SGD" else {}
         optimizer = getattr(torch.optim, self.optimizer)(model.parameters(), lr=2**-4, **options)
         model, optimizer, loader = weave(model, optimizer, self._loader(), plan=self.plan)
         num_batches = 0
         for _ in range(self.epochs):
             for step, (x, y) in enumerate(loader):
-                loss = nn.functional.mse_loss(model(x), y)
+                loss = nn.functional.mse_loss(model(x.to(self.device)), y.to(self.device))
                 (loss / self.accumulate).backward()
                 if (step + 1) % self.accumulate == 0 or step + 1 == len(loader):
                     if self.clip_norm is not None:

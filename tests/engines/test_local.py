@@ -142,6 +142,10 @@ def test_the_cause_is_the_first_that_is_no_witness() -> None:
     assert find_cause([failure(0, 2.0, True), failure(1, 1.0, True)]).rank == 1
 
 
+def test_ranks_know_their_number_on_this_host() -> None:
+    assert run_ranks(program("read", variable="LOCAL_RANK"), 2) == [0, 1]
+
+
 def test_threads_are_shared_among_ranks() -> None:
     cores = len(os.sched_getaffinity(0))
     assert threads_per_rank(1) == cores

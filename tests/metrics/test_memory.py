@@ -143,12 +143,23 @@ def test_a_block_that_fails_still_has_a_peak() -> None:
 
 def test_cuda_is_left_to_its_own_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("synchronize"))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append("reset"))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 123)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: calls.append("synchronize"))
+    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", lambda device: calls.append("reset"))
+    monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda device: 123)
     with use_tensor_memory_peak("cuda:0") as peak:
         calls.append("block")
     assert (calls, peak.num_bytes) == (["synchronize", "reset", "block"], 123)
+
+
+def test_an_allocator_that_does_not_count_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_device: torch.device) -> None:
+        raise RuntimeError("not a DeviceAllocator")
+
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", refuse)
+    with use_tensor_memory_peak("meta") as peak:
+        total = torch.ones(1000, device="meta") + 1
+    assert peak.num_bytes == 2 * total.nbytes and "operators" in peak.source
 
 
 def test_the_process_peak_sees_a_large_allocation() -> None:

@@ -108,18 +108,24 @@ def test_work_still_queued_on_the_device_is_charged_to_the_call_that_queued_it(c
     assert timing.seconds == (2.0, 2.0, 2.0)
 
 
-@pytest.mark.parametrize(
-    ("available", "initialized", "expected"), [(True, True, 1), (True, False, 0), (False, True, 0)]
-)
-def test_cuda_is_synchronised_only_where_it_is_in_use(
-    monkeypatch: pytest.MonkeyPatch, available: bool, initialized: bool, expected: int
+@pytest.mark.parametrize("is_in_use", [True, False])
+def test_an_accelerator_is_synchronised_only_where_it_is_in_use(
+    monkeypatch: pytest.MonkeyPatch, is_in_use: bool
 ) -> None:
-    calls: list[None] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append(None))
+    calls: list[torch.device] = []
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_in_use)
+    monkeypatch.setattr(torch.accelerator, "synchronize", calls.append)
     synchronise_device()
-    assert len(calls) == expected
+    assert calls == [torch.device("cuda")] * is_in_use
+    synchronise_device(torch.device("cuda:1"))
+    assert calls[is_in_use:] == [torch.device("cuda:1")]
+
+
+def test_the_cpu_has_nothing_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda *_: pytest.fail("the CPU was synchronised"))
+    synchronise_device()
+    synchronise_device(torch.device("cpu"))
 
 
 def test_an_error_of_the_timed_call_is_the_callers(clock: FakeClock) -> None:

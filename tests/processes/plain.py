@@ -21,6 +21,10 @@ def own_rank() -> int:
     return _read("WEFT_RANK", "RANK", "OMPI_COMM_WORLD_RANK")
 
 
+def read(variable: str) -> int:
+    return _read(variable)
+
+
 def tell(word: str) -> dict[str, Any]:
     return {
         "word": word,

@@ -3,11 +3,13 @@
 import sys
 
 import pytest
+import torch
 from torch import nn
 
 from weft.errors import RecipeError, UsageError
 from weft.recipes import digits_mlp
-from weft.training.build import EXECUTORS, FOR_INFERENCE, TOLERANCES, check_recipe
+from weft.training import build
+from weft.training.build import EXECUTORS, FOR_INFERENCE, ON_ANY_DEVICE, TOLERANCES, check_recipe
 
 
 @pytest.mark.parametrize(("executor", "package", "extra"), [("jax", "jax", "jax"), ("onnxruntime", "onnx", "onnx")])
@@ -26,5 +28,17 @@ def test_an_executor_for_inference_cannot_train() -> None:
     check_recipe(recipe, is_training=False)
 
 
+def test_what_compiles_for_the_cpu_is_refused_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "find_device", lambda wish: torch.device("cuda", 0))
+    for name in EXECUTORS.keys() - FOR_INFERENCE:
+        recipe = digits_mlp().with_setting("executor", name)
+        if name in ON_ANY_DEVICE:
+            check_recipe(recipe)
+        else:
+            with pytest.raises(RecipeError, match=rf"executor: {name}, device: cuda:0\); use executor=eager"):
+                check_recipe(recipe)
+
+
 def test_the_tables_name_executors() -> None:
+    assert EXECUTORS.keys() > ON_ANY_DEVICE
     assert TOLERANCES.keys() <= EXECUTORS.keys() and EXECUTORS.keys() >= FOR_INFERENCE

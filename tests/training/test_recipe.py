@@ -47,6 +47,7 @@ MUTABLE = [
     ("sampler", "ordered"),
     ("executor", "reference"),
     ("plan", "data=2"),
+    ("device", "cpu"),
     ("buffers", "rank"),
     ("accumulate", "2"),
     ("clip_norm", "none"),

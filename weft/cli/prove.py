@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.cli.options import Json, Plan, Settings, Workers
+from weft.cli.options import Device, Json, Plan, Settings, Workers
 
 __all__ = ["prove"]
 
@@ -13,6 +13,7 @@ def prove(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A built-in name or file.py:function.")],
     plan: Plan = None,
     workers: Workers = None,
+    device: Device = None,
     executor: Annotated[
         list[str] | None,
         typer.Option(metavar="E", help="Compare this executor with eager mode; given twice, the two."),
@@ -48,9 +49,9 @@ def prove(
     from weft.proving import check_convergence, check_target, prove_executors
     from weft.proving import prove as prove_plan
     from weft.recipes import find_recipe
-    from weft.runs.job import with_plan, with_settings
+    from weft.runs.job import with_device, with_plan, with_settings
 
-    chosen = with_plan(with_settings(find_recipe(recipe), settings or []), plan, workers)
+    chosen = with_device(with_plan(with_settings(find_recipe(recipe), settings or []), plan, workers), device)
     shown: dict[str, Any]
     is_relaxed = not executor and not chosen.mutable.plan.is_synchronous
     if is_relaxed and seeds:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.options import Json, Out, Plan, Quiet, Repeat, Replay, Seed, Settings, Workers
+from weft.cli.options import Device, Json, Out, Plan, Quiet, Repeat, Replay, Seed, Settings, Workers
 
 if TYPE_CHECKING:
     from weft.records.record import RunRecord
@@ -20,6 +20,7 @@ def run(
     settings: Settings = None,
     plan: Plan = None,
     workers: Workers = None,
+    device: Device = None,
     repeat: Repeat = None,
     seed: Seed = None,
     out: Out = None,
@@ -48,13 +49,14 @@ def run(
     def make_job(num_started: int | None) -> Job:
         if replay is not None:
             fixed: dict[str, object] = {"RECIPE": recipe, "--set": settings, "--plan": plan, "--workers": workers}
-            fixed |= {"--repeat": repeat, "--seed": seed, "--resume": resume, "--restarts": restarts}
+            fixed |= {"--device": device, "--repeat": repeat, "--seed": seed, "--resume": resume}
+            fixed |= {"--restarts": restarts}
             return replayed_job(replay, out, [name for name, value in fixed.items() if value is not None])
         if resume is not None:
             fixed = {"--set": settings, "--repeat": repeat, "--seed": seed, "--out": out, "--restarts": restarts}
             given = [name for name, value in fixed.items() if value is not None]
-            return resumed_job(resume, recipe, plan, workers, given, num_started)
-        chosen = choose_recipe(recipe, settings or [], plan, workers, num_started)
+            return resumed_job(resume, recipe, plan, workers, given, num_started, device=device)
+        chosen = choose_recipe(recipe, settings or [], plan, workers, num_started, device=device)
         if restarts:
             check_restarts(chosen.mutable.plan, repeat or 1)
         return new_job(chosen, num_seeds=repeat or 1, first_seed=seed or 0, out=out)

@@ -23,7 +23,7 @@ from weft.distributed.placement.statistics import average_statistics
 from weft.distributed.realise import RunSpec, realise
 from weft.errors import PlanError, UsageError
 from weft.graph import State
-from weft.specs import Plan, as_plan
+from weft.specs import CPU, Plan, as_plan
 from weft.specs.axes import DEGREES
 from weft.torch_private import shares_memory
 from weft.training.process import keep_freed_memory
@@ -43,7 +43,8 @@ def weave(
     In one process everything is returned as it is. The batch size of the loader is global: ranks share each batch, and
     a rank's loss must be the mean over its samples. Clipping, accumulation and schedulers work as they are. Running
     statistics (batch norm) are each rank's own during an epoch, and their mean when the loader has come to its end.
-    With more than one rank, memory that a step frees stays with the process for the next step.
+    With more than one rank, memory that a step frees stays with the process for the next step. The model trains on the
+    device that it is on; move it there before.
 
     Args:
         plan: "data" (all ranks), or a plan such as "data=2 topology=ring" that the number of ranks must fit. With
@@ -61,7 +62,7 @@ def weave(
         raise UsageError("loader has no batches of indices to share (an iterable data set); give it a map-style one")
     _check_has_end(loader)
     keep_freed_memory()
-    realised = realise(wanted, place, RunSpec(whole_gradients=True))
+    realised = realise(wanted, LaunchedPlace(place.launch, _device_of(model)), RunSpec(whole_gradients=True))
     replicas = realised.__enter__()  # until the process ends
     assert isinstance(replicas, DataParallel), "other plans have been refused"
     shared = SharedLoader(loader, replicas.group, tuple(model.buffers()))
@@ -85,6 +86,14 @@ def _plan_for(plan: Plan | str, num_ranks: int) -> Plan:
             f"a script's own optimizer takes synchronous steps (consistency: {wanted.consistency}); leave it out"
         )
     return wanted
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())} or {CPU}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise UsageError(f"model lies on several devices ({names}); move it to one with model.to(device)")
+    return devices.pop()
 
 
 def _check_has_end(loader: DataLoader[Any]) -> None:

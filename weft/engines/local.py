@@ -135,6 +135,7 @@ class LocalRanks(AbstractRanks):
             "WEFT_SIZE": str(self._num_ranks),
             "WEFT_MEETING": str(self._folder),
             "WEFT_STARTER": str(os.getpid()),
+            "LOCAL_RANK": str(rank),  # for scripts of users, who choose a device by it
             "OMP_NUM_THREADS": str(threads_per_rank(self._num_ranks)),
         }
         forked = fork_rank(self._folder, environment) if self._forks else None

@@ -21,6 +21,7 @@ from weft.torch_private import leave_compiler_alone
 __all__ = ["UncountedFlopsWarning", "count_flops", "measured_peak", "share_of_peak"]
 
 PEAK_SECONDS = 0.3
+LARGEST_PRODUCT, FILLING_SECONDS = 8192, 5e-3
 Shape = torch.Size
 aten = torch.ops.aten
 
@@ -65,9 +66,13 @@ def share_of_peak(flop_rate: float, device: torch.device | str = "cpu") -> float
 
 @cache
 def _measure_peak(device: str, num_threads: int) -> float:
-    size = 1024 if device == "cpu" else 4096
+    size = 1024
     matrix = torch.ones(size, size, device=device)  # not random: the global generator stays as it is
     _seconds(matrix)  # warm-up
+    while device != "cpu" and size < LARGEST_PRODUCT and _seconds(matrix) < FILLING_SECONDS:
+        size *= 2  # to start a product takes an accelerator longer than a small one itself
+        matrix = torch.ones(size, size, device=device)
+        _seconds(matrix)
     # The best of several: whatever else runs on the machine only ever makes a product slower.
     spent, best = 0.0, math.inf
     while spent < PEAK_SECONDS:

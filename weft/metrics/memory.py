@@ -55,10 +55,11 @@ def use_process_memory_peak(proc: Path = Path("/proc/self")) -> Iterator[MemoryP
 def use_tensor_memory_peak(device: torch.device | str = "cpu") -> Iterator[MemoryPeak]:
     """The most bytes of tensors alive at once on the device while the block ran; valid after the block.
 
-    On CUDA, what torch's allocator counts: every tensor there is. On the CPU torch counts nothing, so operators are
-    watched one by one, which slows them several times: use it for one step. Counted are the tensors that an operator
-    of this thread makes or reads; one that was there before the block counts from its start. The scratch memory inside
-    an operator, and tensors that are neither strided nor sparse COO, are not seen.
+    On CUDA and its like, what torch's allocator counts: every tensor there is. On the CPU, and on an accelerator whose
+    allocator does not count, operators are watched one by one, which slows them several times: use it for one step.
+    Counted are then the tensors that an operator of this thread makes or reads; one that was there before the block
+    counts from its start. The scratch memory inside an operator, and tensors that are neither strided nor sparse COO,
+    are not seen.
 
     >>> with use_tensor_memory_peak() as peak:
     ...     total = torch.ones(1000).sum()  # 1000 numbers and their sum, 4 bytes each
@@ -66,18 +67,26 @@ def use_tensor_memory_peak(device: torch.device | str = "cpu") -> Iterator[Memor
     4004
     """
     device = torch.device(device)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        peak = MemoryPeak(source="torch.cuda.max_memory_allocated")
+    if device.type != "cpu" and _reset_device_mark(device):
+        peak = MemoryPeak(source="torch.accelerator.max_memory_allocated")
         try:
             yield peak
         finally:
-            peak.note(torch.cuda.max_memory_allocated(device))
+            peak.note(torch.accelerator.max_memory_allocated(device))
         return
     peak = MemoryPeak(source=f"storages seen by operators on {device.type}")
     with _StorageWatch(device, peak):
         yield peak
+
+
+def _reset_device_mark(device: torch.device) -> bool:
+    """Bring the mark of the device's allocator down to what is in use now; False where it keeps none."""
+    try:
+        torch.accelerator.synchronize(device)
+        torch.accelerator.reset_peak_memory_stats(device)
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True
 
 
 @leave_compiler_alone

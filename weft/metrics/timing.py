@@ -86,13 +86,19 @@ class InterleavedTimings:
         return compare_pairs(self.timings[over].steady, self.timings[of].steady, METRICS["wall_clock"])
 
 
-def synchronise_device() -> None:
-    """Wait for the work queued on the current CUDA device, where CUDA is in use; a launch returns before it is done.
+def synchronise_device(device: torch.device | None = None) -> None:
+    """Wait for the work queued on a device; a launch returns before it is done. The CPU has nothing queued.
 
-    A process that computes on several devices passes its own function instead.
+    Args:
+        device: by default the accelerator's current one, where it is in use. A process that computes on several devices
+            passes a function of its own to what times.
     """
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    if device is None and (accelerator := torch.accelerator.current_accelerator()) is not None:
+        # A device that was never touched has no work, and to ask it would set it up.
+        is_in_use = getattr(torch.get_device_module(accelerator), "is_initialized", lambda: True)()
+        device = accelerator if is_in_use else None
+    if device is not None and device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def time_callable(

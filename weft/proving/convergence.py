@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from weft.distributed.place import LaunchedPlace
 from weft.distributed.realise import RunSpec, realise
 from weft.engines.local import run_ranks, threads_per_rank
@@ -61,19 +63,26 @@ def check_convergence(recipe: Recipe, *, seeds: Sequence[int], margin: float = 0
 def samples_of_rank(recipe: dict[str, object], seeds: list[int]) -> list[float | None]:
     """The rank program of the gate. JSON has no infinity: a target that was not reached is None."""
     chosen = Recipe.from_dict(recipe)
-    with realise(chosen.mutable.plan, LaunchedPlace(), RunSpec.of(chosen, seeds)) as replicas:
+    place = LaunchedPlace().on(chosen.mutable.device)
+    with realise(chosen.mutable.plan, place, RunSpec.of(chosen, seeds)) as replicas:
         if replicas is None:
             return []
         with use_determinism():
-            found = count_samples(chosen, build_splits(chosen), seeds, replicas)
+            found = count_samples(chosen, build_splits(chosen), seeds, replicas, place.device)
     return [value if math.isfinite(value) else None for value in found]
 
 
-def count_samples(recipe: Recipe, splits: Splits, seeds: Sequence[int], replicas: AbstractReplicas) -> list[float]:
+def count_samples(
+    recipe: Recipe,
+    splits: Splits,
+    seeds: Sequence[int],
+    replicas: AbstractReplicas,
+    device: torch.device | None = None,
+) -> list[float]:
     """Samples until the target from each seed; infinity where it was not reached, or where one rank diverged."""
     counts = []
     for seed in seeds:
-        task, state = build_task(recipe, splits, seed, replicas)
+        task, state = build_task(recipe, splits, seed, replicas, device)
         replicas.join(state.model)
         history = History()
         try:

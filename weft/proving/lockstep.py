@@ -84,7 +84,7 @@ def _equations_of(plan: Plan, replicas: Sequence[Replica]) -> AbstractEquations 
 
 def trace_ranks(case: Case, replicas: AbstractReplicas) -> Trace:
     """Train some steps as one of the ranks."""
-    task, state = build_task(case.recipe, case.splits, case.seed, replicas)
+    task, state = build_task(case.recipe, case.splits, case.seed, replicas, case.device)
     spoil(state, replicas)
     replicas.join(state.model)
     first = first_step_of(case.plan)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from weft.proving.proof import Proof
@@ -25,6 +26,7 @@ class Case:
     seed: int
     num_steps: int
     tolerance: float = 1e-5
+    device: torch.device | None = None  # of this rank; None as the recipe wishes
 
     @property
     def plan(self) -> Plan:

@@ -16,7 +16,7 @@ from weft.proving.audit import audit_pairs
 from weft.proving.method import AbstractMethod, Case, Evidence
 from weft.proving.own_pace import train_to_the_end
 from weft.proving.pair_equations import trace_pairs
-from weft.proving.proof import Proof, Trace, clone, compare_all, failed, pack_trace, unpack_trace
+from weft.proving.proof import Proof, Trace, compare_all, copy_to_host, failed, pack_trace, unpack_trace
 from weft.specs import Plan
 from weft.training.replicas import AbstractReplicas
 
@@ -40,7 +40,7 @@ class Paired(AbstractMethod):
         """This rank's own weights after each of its steps, and at the end the mean of all."""
         state, trace = train_to_the_end(case, replicas)
         with replicas.use_consensus(state.model):
-            mean = {f"{MEAN}{name}": tensor for name, tensor in clone(state.model.parameters).items()}
+            mean = {f"{MEAN}{name}": tensor for name, tensor in copy_to_host(state.model.parameters).items()}
         return {**pack_trace(trace), **mean}
 
     def judge(self, case: Case, runs: Sequence[Evidence]) -> Proof:

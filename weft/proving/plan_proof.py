@@ -80,11 +80,13 @@ def trace_rank(recipe: dict[str, object], folder: str, seed: int, num_steps: int
     chosen, run = Recipe.from_dict(recipe), Path(folder)
     spec = RunSpec.of(chosen, (seed,), run=run, replay=None if replay is None else Path(replay))
     plan = chosen.mutable.plan
-    with realise(plan, LaunchedPlace(), spec) as replicas:
+    place = LaunchedPlace().on(chosen.mutable.device)
+    with realise(plan, place, spec) as replicas:
         if replicas is None:
             return
         with use_determinism():
-            found = method_of(plan).trace(Case(chosen, build_splits(chosen), seed, num_steps), replicas)
+            case = Case(chosen, build_splits(chosen), seed, num_steps, device=place.device)
+            found = method_of(plan).trace(case, replicas)
         save_file(found, _file_of(run, replicas.mesh.rank))
 
 

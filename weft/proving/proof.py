@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from weft.graph import relative_error
+from weft.specs import CPU
 from weft.training.optimizers import OptimizerState
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "clone",
     "compare_all",
     "copy_of",
+    "copy_to_host",
     "error_of",
     "failed",
     "pack_trace",
@@ -70,8 +72,9 @@ def compare_all(
     largest, is_bitwise = 0.0, True
     for where, found, expected in held:
         for name, tensor in expected.items():
-            is_bitwise = is_bitwise and torch.equal(found[name], tensor)
-            error, place = error_of(found[name], tensor)
+            own, tensor = found[name].cpu(), tensor.cpu()  # a reference is where it was computed
+            is_bitwise = is_bitwise and torch.equal(own, tensor)
+            error, place = error_of(own, tensor)
             largest = max(largest, error)
             if not error <= tolerance:
                 return TensorComparison(
@@ -91,9 +94,13 @@ def are_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool
 
 
 def copy_of(parameters: Mapping[str, Tensor], optimizer: OptimizerState) -> dict[str, Tensor]:
-    """Copies of parameters and slots, as a trace holds them for each step."""
+    """Copies of parameters and slots in host memory, as a trace holds them for each step."""
     slots = {f"{name} ({slot})": tensor for name, own in optimizer.slots.items() for slot, tensor in own.items()}
-    return clone({**parameters, **slots})
+    return copy_to_host({**parameters, **slots})
+
+
+def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to(CPU, copy=True) for name, tensor in tensors.items()}
 
 
 def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from weft.graph import State
+from weft.graph.executors.random_state import seed_random_state
 from weft.proving.proof import clone
 from weft.specs import Batch
 from weft.training.build import derive_seed
@@ -42,10 +43,13 @@ class Replica:
 def replicas_of(state: TrainingState, seed: int, num_ranks: int) -> list[Replica]:
     """All ranks as a training begins."""
 
+    device = state.model.device
+
     def own_state() -> OptimizerState:
         return replace(state.optimizer, slots={name: clone(slots) for name, slots in state.optimizer.slots.items()})
 
-    return [Replica(clone(state.model.parameters), own_state(), random_of(seed, rank)) for rank in range(num_ranks)]
+    randoms = [random_of(seed, rank, device) for rank in range(num_ranks)]
+    return [Replica(clone(state.model.parameters), own_state(), random) for random in randoms]
 
 
 def share_of(task: Task, place: SamplerState, part: int, num_parts: int) -> Batch:
@@ -97,8 +101,8 @@ def place_before_the_end(task: Task, num_steps: int) -> SamplerState:
     return SamplerState(0, first * task.sampler.batch_size)
 
 
-def random_of(seed: int, rank: int) -> Tensor:
-    return torch.Generator().manual_seed(derive_seed(seed, f"dropout/{rank}")).get_state()
+def random_of(seed: int, rank: int, device: torch.device) -> Tensor:
+    return seed_random_state(derive_seed(seed, f"dropout/{rank}"), device)
 
 
 def spoil(state: TrainingState, replicas: AbstractReplicas) -> None:

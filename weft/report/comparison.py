@@ -90,9 +90,11 @@ def _notes(a: RunRecord, b: RunRecord, metrics: Sequence[MetricComparison]) -> l
         notes.append(f"(min .. max) of fewer than the {FEWEST_FOR_INTERVAL} values that a 95% interval needs")
     few = [m for m in metrics if min(m.spread_a.count, m.spread_b.count) < MIN_VALUES_FOR_RATIO]
     notes.extend(dict.fromkeys(metric.result.reason for metric in few))
-    for key in ("cpu", "cores", "torch_threads"):
-        if a.machine.get(key) != b.machine.get(key):
-            notes.append(f"made on different machines ({key}, A: {a.machine.get(key)}, B: {b.machine.get(key)})")
+    # Records from before there were devices do not say: all were made on the CPU.
+    for key, otherwise in {"cpu": None, "cores": None, "torch_threads": None, "device": "cpu"}.items():
+        value_a, value_b = a.machine.get(key, otherwise), b.machine.get(key, otherwise)
+        if value_a != value_b:
+            notes.append(f"made on different machines ({key}, A: {value_a}, B: {value_b})")
     return notes
 
 

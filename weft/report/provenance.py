@@ -41,5 +41,6 @@ def _machine(record: RunRecord) -> str:
         f"{machine['memory_bytes'] / 1e9:.1f} GB" if machine.get("memory_bytes") else "",
         f"{machine['torch_threads']} threads" if machine.get("torch_threads") else "",
         *map(str, machine.get("cuda_devices", [])),
+        f"on {machine['device']}" if machine.get("device", "cpu") != "cpu" else "",
     ]
     return ", ".join(fact for fact in facts if fact)

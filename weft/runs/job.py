@@ -14,7 +14,7 @@ from weft.training.build import check_recipe
 from weft.training.recipe import Recipe
 from weft.training.run import find_begun
 
-__all__ = ["Job", "choose_recipe", "new_job", "resumed_job", "with_plan", "with_settings"]
+__all__ = ["Job", "choose_recipe", "new_job", "resumed_job", "with_device", "with_plan", "with_settings"]
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,18 @@ class Job:
 
 
 def choose_recipe(
-    name: str | None, settings: Sequence[str], plan: str | None, workers: int | None, num_started: int | None = None
+    name: str | None,
+    settings: Sequence[str],
+    plan: str | None,
+    workers: int | None,
+    num_started: int | None = None,
+    *,
+    device: str | None = None,
 ) -> Recipe:
     """The recipe that the words of a command mean."""
     if name is None:
         raise UsageError("no recipe was given; name one that `weft list` shows, or use --resume")
-    return with_plan(with_settings(find_recipe(name), settings), plan, workers, num_started)
+    return with_device(with_plan(with_settings(find_recipe(name), settings), plan, workers, num_started), device)
 
 
 def new_job(recipe: Recipe, *, num_seeds: int, first_seed: int, out: Path | None) -> Job:
@@ -74,8 +80,11 @@ def resumed_job(
     workers: int | None,
     given: Sequence[str],
     num_started: int | None = None,
+    *,
+    device: str | None = None,
 ) -> Job:
-    """The rest of a run. It may go on with another plan; options that would change anything else are refused."""
+    """The rest of a run. It may go on with another plan and on another device; options that would change anything else
+    are refused."""
     if given:
         raise UsageError(f"a resumed run keeps its settings ({', '.join(given)}); leave them out, or start a new run")
     folder = open_run_folder(path)
@@ -87,7 +96,8 @@ def resumed_job(
     left = tuple(r.seed for r in record.repetitions if r.status in ("running", "interrupted"))
     if not left:  # before any rank is started
         raise RunFolderError(f"run has ended, nothing is left to resume ({path}); start a new one")
-    recipe = with_plan(Recipe.from_dict(record.recipe), plan, workers, num_started)
+    recipe = with_device(with_plan(Recipe.from_dict(record.recipe), plan, workers, num_started), device)
+    check_recipe(recipe)
     return Job(recipe, folder, left, is_resumed=True, begun=find_begun(folder, left))
 
 
@@ -99,6 +109,11 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
             raise UsageError(f"setting is not of the form key=value ({setting}); as in --set optimizer.lr=0.01")
         recipe = recipe.with_setting(key, text)
     return recipe
+
+
+def with_device(recipe: Recipe, device: str | None) -> Recipe:
+    """The recipe with another wish for a device; short for `device=...` among the settings."""
+    return recipe if device is None else replace(recipe, mutable=replace(recipe.mutable, device=device))
 
 
 def with_plan(recipe: Recipe, plan: str | None, workers: int | None, num_started: int | None = None) -> Recipe:

@@ -16,6 +16,7 @@ from weft.runs.progress import use_progress
 from weft.training.process import keep_freed_memory
 from weft.training.replicas import AbstractReplicas
 from weft.training.run import resume_run, run_recipe
+from weft.training.surroundings import Surroundings
 
 __all__ = ["join_job", "tell_how_to_resume", "train_at", "train_rank"]
 
@@ -55,22 +56,30 @@ def tell_how_to_resume(job: Job) -> None:
 
 def train_at(place: LaunchedPlace, job: Job, *, quiet: bool) -> None:
     """Be the process of the job at this place."""
+    place = place.on(job.recipe.mutable.device)
     spec = RunSpec.of(job.recipe, job.seeds, run=job.folder.path, replay=job.replay)
     with realise(job.recipe.mutable.plan, place, spec) as replicas:
         if replicas is not None:
-            _train(job, replicas, quiet=quiet)
+            _train(job, replicas, Surroundings(device=place.device), quiet=quiet)
 
 
-def _train(job: Job, replicas: AbstractReplicas, *, quiet: bool) -> None:
+def _train(job: Job, replicas: AbstractReplicas, surroundings: Surroundings, *, quiet: bool) -> None:
     """Rank 0 shows the progress of all."""
     keep_freed_memory()
     console, is_first = error_console(), replicas.mesh.rank == 0
     console.quiet = not is_first
     with use_progress(console, [f"seed {seed}" for seed in job.seeds], quiet=quiet or not is_first) as listener:
         if job.is_resumed:
-            resume_run(job.folder, listeners=[listener], replicas=replicas, begun=job.begun)
+            resume_run(job.folder, listeners=[listener], replicas=replicas, begun=job.begun, surroundings=surroundings)
         else:
-            run_recipe(job.recipe, folder=job.folder, seeds=job.seeds, listeners=[listener], replicas=replicas)
+            run_recipe(
+                job.recipe,
+                folder=job.folder,
+                seeds=job.seeds,
+                listeners=[listener],
+                replicas=replicas,
+                surroundings=surroundings,
+            )
 
 
 def _broadcast_job(group: AbstractGroup, job: Job | None) -> Job:

@@ -6,15 +6,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, final
 
+import torch
+
 from weft.distributed.group.faulty import Fault, Kill
 from weft.distributed.group.group import AbstractGroup
+from weft.distributed.group.staged import StagedGroup
 from weft.distributed.mailbox import AbstractMailbox, FaultyMailbox, VirtualMailbox
 from weft.distributed.place import AbstractPlace
 from weft.distributed.virtual import die
 from weft.errors import PeerLostError
 from weft.planning.network import NetworkModel
 from weft.simulation.computation import ChargingOptimizer, ComputeModel
-from weft.specs import Plan
+from weft.specs import CPU, Plan
 from weft.training.optimizers import AbstractOptimizer
 
 __all__ = ["TIMEOUT_SECONDS", "VirtualPlace", "with_host_servers"]
@@ -32,12 +35,18 @@ class VirtualPlace(AbstractPlace):
         faults: what befalls the processes of the plan; an address dies with its process.
         compute: what updates cost.
         shared: one dictionary for all ranks of the cluster.
+        device: the one that all ranks compute on; to bring tensors to the host and back takes no virtual time.
     """
 
     def __init__(
-        self, group: AbstractGroup, faults: Sequence[Fault], compute: ComputeModel, shared: dict[str, Any]
+        self,
+        group: AbstractGroup,
+        faults: Sequence[Fault],
+        compute: ComputeModel,
+        shared: dict[str, Any],
+        device: torch.device = CPU,
     ) -> None:
-        super().__init__(shared)
+        super().__init__(shared, device)
         self._group = group
         self._faults = faults
         self._compute = compute
@@ -66,7 +75,7 @@ class VirtualPlace(AbstractPlace):
 
     def open_group(self, plan: Plan) -> AbstractGroup:
         """The virtual group has the plan's all-reduce already: in it a collective advances while the rank computes."""
-        return self._group
+        return self._group if self.device.type == "cpu" else StagedGroup(self._group, self.device)
 
     def open_mailbox(self, plan: Plan, address: int) -> AbstractMailbox:
         """One that ends with the process that its address shares."""

@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from weft.distributed.group.faulty import Fault
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.place.topology import algorithm_of
@@ -25,7 +27,7 @@ from weft.simulation.pace import Pace
 from weft.simulation.place import TIMEOUT_SECONDS, VirtualPlace, with_host_servers
 from weft.simulation.stragglers import Straggler, check_ranks, slowness
 from weft.simulation.timing import measure_computation
-from weft.specs import Plan
+from weft.specs import Plan, find_device
 from weft.torch_private import use_determinism
 from weft.training.build import build_splits, build_task, check_recipe
 from weft.training.datasets import Splits
@@ -120,11 +122,11 @@ def simulate(
             faults=faults,
             timeout=TIMEOUT_SECONDS,
             trace=trace,
+            device=program.device,
         )
         if result.results[0] is None:
             raise PeerLostError("rank 0 is lost, and the result with it (rank: 0, it died); start again", 0)
-    died = [math.nan] * len(seeds)
-    idle = [died if found is None else found[1] for found in result.results[: plan.num_ranks]]
+    idle = [[math.nan] * len(seeds) if found is None else found[1] for found in result.results[: plan.num_ranks]]
     record = _with_idle(result.results[0][0], idle)
     write_record(folder.path, record)
     return Simulation(
@@ -158,9 +160,14 @@ class _RankProgram:
     replay: Path | None = None
     shared: dict[str, Any] = field(default_factory=dict)  # by all addresses, which are threads of one process
 
+    @property
+    def device(self) -> torch.device:
+        """The one that all ranks share."""
+        return find_device(self.recipe.mutable.device)
+
     def __call__(self, group: AbstractGroup) -> tuple[RunRecord, list[float]] | None:
         """The record, and of each training the share of its time that this rank was idle; None of a server."""
-        place = VirtualPlace(group, self.faults, self.compute, self.shared)
+        place = VirtualPlace(group, self.faults, self.compute, self.shared, self.device)
         spec = RunSpec.of(self.recipe, self.seeds, self.folder.path, self.replay)
         with realise(self.recipe.mutable.plan, place, spec) as replicas:
             return None if replicas is None else self._train(group, replicas)
@@ -179,6 +186,7 @@ class _RankProgram:
             listen=pace.listen,
             clock_rules=clock_rules(self.network, self.compute, self.stragglers),
             is_virtual=True,
+            device=self.device,
         )
         record = run_recipe(
             self.recipe,

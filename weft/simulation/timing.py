@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.placement.data_parallel import DataParallel
+from weft.metrics.timing import synchronise_device
 from weft.planning.network import fit_alpha_beta
 from weft.simulation.computation import ComputeModel
 from weft.torch_private import use_determinism
@@ -75,17 +76,22 @@ def _time_steps(recipe: Recipe, splits: Splits, num_samples: int) -> Sequence[Ti
 
 def _time_step(task: Task, state: TrainingState, num_samples: int) -> tuple[TrainingState, TimedStep]:
     ready: dict[str, float] = {}
+    device = state.model.device
+    synchronise_device(device)
     began = time.perf_counter()
     batch = task.splits.train.take(torch.arange(num_samples))
     exchange = task.replicas.begin(1.0)
 
     def sink(name: str, gradient: Tensor | None) -> None:
+        synchronise_device(device)
         ready[name] = time.perf_counter() - began
         exchange(name, gradient)
 
     loss, model = gradients_of(task.executor, state.model, batch, 1, sink)
+    synchronise_device(device)
     seconds = time.perf_counter() - began
     update = Update(task.optimizer, model.parameters, state.optimizer, task.optimizer.lr, task.clip_norm)
     _, optimizer = task.replicas.finish(loss, update)
+    synchronise_device(device)
     rest = time.perf_counter() - began - seconds
     return replace(state, model=model, optimizer=optimizer), TimedStep(seconds, rest, ready)

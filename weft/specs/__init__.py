@@ -1,5 +1,6 @@
 """Frozen descriptions that every level shares."""
 
+from weft.specs.devices import CPU, find_device, list_devices
 from weft.specs.mesh import Axis, Mesh
 from weft.specs.parsing import as_plan, parse_plan
 from weft.specs.plan import Choice, Plan
@@ -7,6 +8,7 @@ from weft.specs.roles import Roles
 from weft.specs.tensors import IGNORED, Batch, TaskSpec, TensorSpec
 
 __all__ = [
+    "CPU",
     "IGNORED",
     "Axis",
     "Batch",
@@ -17,5 +19,7 @@ __all__ = [
     "TaskSpec",
     "TensorSpec",
     "as_plan",
+    "find_device",
+    "list_devices",
     "parse_plan",
 ]

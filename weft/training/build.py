@@ -10,9 +10,10 @@ from torch import nn
 
 from weft.errors import RecipeError, UsageError
 from weft.graph import AbstractExecutor, EagerExecutor, GraphExecutor, Loss, ReferenceExecutor, TapeProgram
+from weft.graph.executors.random_state import seed_random_state
 from weft.metrics.metric import find_metric
 from weft.metrics.quality import QUALITY
-from weft.specs import Plan
+from weft.specs import Plan, find_device
 from weft.training.component import Component, build, check_options
 from weft.training.datasets import DATASETS, Splits
 from weft.training.loop import Task, TrainingState
@@ -28,6 +29,7 @@ from weft.training.whole_step import step_in_one
 __all__ = [
     "EXECUTORS",
     "FOR_INFERENCE",
+    "ON_ANY_DEVICE",
     "TOLERANCES",
     "build_optimizer",
     "build_splits",
@@ -95,6 +97,9 @@ TOLERANCES: Mapping[str, float] = {"inductor": 2e-5, "jax": 2e-5, "onnxruntime":
 FOR_INFERENCE = frozenset({"onnxruntime"})
 """Executors that compute no gradients."""
 
+ON_ANY_DEVICE = frozenset({"eager", "reference"})
+"""Executors that compute where the module is; the others compile for the CPU, or run a library that does."""
+
 _CATALOGUES: Mapping[str, Mapping[str, Callable[..., object]]] = {
     "model": MODELS,
     "data": DATASETS,
@@ -114,6 +119,7 @@ def check_recipe(recipe: Recipe, *, is_training: bool = True) -> None:
         check_options(component, catalogue, kind)
     if is_training and mutable.executor.name in FOR_INFERENCE:
         raise RecipeError(f"executor computes no gradients ({mutable.executor.name}); train with executor=graph")
+    _check_device(mutable)
     for name in fixed.metrics:
         if name not in QUALITY:
             find_metric(name)  # an unknown name gets its own error
@@ -147,6 +153,13 @@ def check_recipe(recipe: Recipe, *, is_training: bool = True) -> None:
         _check_clipping(mutable, plan)
 
 
+def _check_device(mutable: Mutable) -> None:
+    device = find_device(mutable.device)
+    if device.type != "cpu" and mutable.executor.name not in ON_ANY_DEVICE:
+        what = f"executor: {mutable.executor.name}, device: {device}"
+        raise RecipeError(f"executor computes on the CPU alone ({what}); use executor=eager, or --device cpu")
+
+
 def _check_clipping(mutable: Mutable, plan: Plan) -> None:
     if mutable.clip_norm is not None and plan.num_shards > 1:
         numbers = f"clip_norm: {mutable.clip_norm}, shards: {plan.num_shards}"
@@ -169,20 +182,31 @@ def build_optimizer(recipe: Recipe) -> AbstractOptimizer:
 
 
 def build_task(
-    recipe: Recipe, splits: Splits, seed: int, replicas: AbstractReplicas | None = None
+    recipe: Recipe,
+    splits: Splits,
+    seed: int,
+    replicas: AbstractReplicas | None = None,
+    device: torch.device | None = None,
 ) -> tuple[Task, TrainingState]:
-    """The parts of a training and its state at step 0, which depend on the recipe, the data, the seed and the rank."""
+    """The parts of a training and its state at step 0, which depend on the recipe, the data, the seed and the rank.
+
+    A model is built on the CPU and moved, so that it begins with the same bits on every device.
+
+    Args:
+        device: of this rank; by default the one that the recipe's wish means for one process.
+    """
+    device = find_device(recipe.mutable.device) if device is None else device
     replicas = replicas or SoloReplicas()
     fixed, mutable = recipe.fixed, recipe.mutable
     size = len(splits.train)
     total_samples = max(1, round(fixed.epochs * size))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "model"))
-        module = build(fixed.model, MODELS, "model", splits.task)
+        module = build(fixed.model, MODELS, "model", splits.task).to(device)
     loss: Loss = build(fixed.loss, LOSSES, "loss")
     executor: AbstractExecutor = build(mutable.executor, EXECUTORS, "executor", module, loss)
     task = Task(
-        splits=splits,
+        splits=splits.on(device),
         executor=replicas.placement.wrap(executor),
         optimizer=build_optimizer(recipe),
         schedule=build(mutable.schedule, SCHEDULES, "schedule", total_samples, size),
@@ -197,7 +221,7 @@ def build_task(
         clip_norm=mutable.clip_norm,
         replicas=replicas,
     )
-    random = torch.Generator().manual_seed(derive_seed(seed, f"dropout/{replicas.mesh.replica}")).get_state()
+    random = seed_random_state(derive_seed(seed, f"dropout/{replicas.mesh.replica}"), device)
     model = replace(task.executor.initial_state(), random=random)
     if isinstance(replicas, SoloReplicas) and task.accumulate == 1:
         task = replace(task, step_in_one=step_in_one(task.executor, task.optimizer, model, task.clip_norm))

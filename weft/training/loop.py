@@ -11,6 +11,7 @@ from torch import Tensor
 from weft.errors import DivergedError, PeerLostError, TrainingError
 from weft.graph import AbstractExecutor, State
 from weft.metrics.metric import Rule
+from weft.metrics.timing import synchronise_device
 from weft.records.record import Evaluation
 from weft.specs import Batch
 from weft.training import events
@@ -107,6 +108,7 @@ def train(
             emit(events.StepStarted(progress_of(task, state)))
             epoch, started = state.sampler.epoch, clock()
             state, result = take_step(task, state)
+            synchronise_device(state.model.device)
             emit(events.StepEnded(progress_of(task, state), result, clock() - started))
             if task.replicas.agree_to_stop(bool(wishes)):
                 raise StopTraining(wishes[0] if wishes else "another rank wished to stop")

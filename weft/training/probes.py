@@ -12,6 +12,7 @@ from weft.metrics.energy import start_energy_meter
 from weft.metrics.flops import count_flops, share_of_peak
 from weft.metrics.memory import use_process_memory_peak, use_tensor_memory_peak
 from weft.metrics.sampling import dataset_bias, sampler_order
+from weft.metrics.timing import synchronise_device
 from weft.training.events import Event
 from weft.training.loop import Task, TrainingState, take_step
 from weft.training.replicas import SoloReplicas
@@ -59,12 +60,13 @@ def probe_step(task: Task, state: TrainingState, throughput: float) -> dict[str,
         task.executor(state.model, batch, lambda _name, _gradient: None)
 
     flops = count_flops(step) / len(batch)
-    with use_tensor_memory_peak() as peak:
+    device = state.model.device
+    with use_tensor_memory_peak(device) as peak:
         step()
     return {
         "flops_per_sample": flops,
         "flop_rate": flops * throughput,
-        "share_of_peak": share_of_peak(flops * throughput),
+        "share_of_peak": share_of_peak(flops * throughput, device),
         "peak_tensor_memory": float(peak.num_bytes),
     }
 
@@ -95,6 +97,7 @@ def _steps_alone(task: Task, state: TrainingState, now: Callable[[], float]) -> 
     while len(seconds) < 5 or (sum(seconds) < 1.0 and len(seconds) < 50):
         started = now()
         state, _ = take_step(alone, state)
+        synchronise_device(state.model.device)
         seconds.append(now() - started)
     with torch.no_grad():
         for own, before in ((state.model.parameters, kept), (state.model.buffers, buffers)):

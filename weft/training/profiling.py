@@ -29,9 +29,10 @@ def profile_recipe(
 ) -> Profile:
     """Train some steps, and tell where the time of forward and backward goes. The update is not part of the graph.
 
-    The profile is of whole batches; the shorter one at the end of an epoch is trained on and left out.
+    The profile is of the CPU, where the tape computes, and of whole batches; the shorter one at the end of an epoch is
+    trained on and left out.
     """
-    recipe = replace(recipe, mutable=replace(recipe.mutable, executor=Component("tape")))
+    recipe = replace(recipe, mutable=replace(recipe.mutable, executor=Component("tape"), device="cpu"))
     check_recipe(recipe)
     with use_determinism(), use_threads(num_threads), torch.random.fork_rng(devices=[]):
         task, state = build_task(recipe, build_splits(recipe), seed)

@@ -43,6 +43,7 @@ class Mutable:
     sampler: Component = field(default_factory=lambda: Component("shuffled"))
     executor: Component = field(default_factory=lambda: Component("eager"))
     plan: Plan = field(default_factory=Plan)  # or its text
+    device: str = "auto"  # the accelerator if there is one; or cpu, a kind (cuda), one device (cuda:1)
     buffers: Literal["mean", "rank"] = "mean"  # running statistics before an evaluation: averaged, or each rank's own
     accumulate: int = 1  # micro-batches that a batch is cut into
     clip_norm: float | None = None  # of all gradients together

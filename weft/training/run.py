@@ -10,6 +10,7 @@ from weft.errors import DivergedError, EncodingError, PeerLostError, RunFolderEr
 from weft.records.record import Repetition, RunRecord
 from weft.records.record_file import new_record, read_record, write_record
 from weft.records.run_folder import RunFolder
+from weft.specs import find_device
 from weft.torch_private import use_determinism
 from weft.training.build import build_task, check_recipe
 from weft.training.checkpoint import latest_checkpoint
@@ -49,7 +50,9 @@ def run_recipe(
     """
     check_recipe(recipe)
     replicas, surroundings = replicas or SoloReplicas(), surroundings or Surroundings()
-    record = _begin_record(recipe, seeds, surroundings.clock_rules, is_sketch=replicas.mesh.rank > 0)
+    device = surroundings.device or find_device(recipe.mutable.device)
+    surroundings = replace(surroundings, device=device)
+    record = _begin_record(recipe, seeds, surroundings.clock_rules, device, is_sketch=replicas.mesh.rank > 0)
     try:
         return _run_what_is_left(recipe, record, folder, listeners, replicas, surroundings, begun=())
     except UsageError:  # missing data, a batch larger than them: nothing has begun, so nothing stays
@@ -68,6 +71,7 @@ def resume_run(
     listeners: Sequence[Listener] = (),
     replicas: AbstractReplicas | None = None,
     begun: Sequence[int] | None = None,
+    surroundings: Surroundings | None = None,
 ) -> RunRecord:
     """Go on with a run that was interrupted or killed, from its last whole checkpoint, to the same bits.
 
@@ -75,17 +79,23 @@ def resume_run(
         begun: the seeds that go on from a checkpoint, as `find_begun` finds them before any rank has started. A rank
             that looked for itself, and came late, would find checkpoints of those that did not wait for it.
     """
+    surroundings = surroundings or Surroundings()
     record = read_record(folder.path)
     if not record.recipe:
         raise RunFolderError(f"run was not made from a recipe ({folder.path}); nothing can be resumed")
     if all(_has_ended(repetition) for repetition in record.repetitions):
         raise RunFolderError(f"run has ended, nothing is left to resume ({folder.path}); start a new one")
-    if record.clock_rules != Surroundings().clock_rules:
+    if record.clock_rules != surroundings.clock_rules:
         raise RunFolderError(f"run is a simulation, which keeps no checkpoints ({folder.path}); start a new one")
-    recipe = Recipe.from_dict(record.recipe)
+    recipe = _on_device(Recipe.from_dict(record.recipe), surroundings.device)
     check_recipe(recipe)
     begun = find_begun(folder, [repetition.seed for repetition in record.repetitions]) if begun is None else begun
-    return _run_what_is_left(recipe, record, folder, listeners, replicas or SoloReplicas(), Surroundings(), begun)
+    return _run_what_is_left(recipe, record, folder, listeners, replicas or SoloReplicas(), surroundings, begun)
+
+
+def _on_device(recipe: Recipe, device: torch.device | None) -> Recipe:
+    """The recipe as it is carried out: where a run goes on is not bound by where it began."""
+    return recipe if device is None else replace(recipe, mutable=replace(recipe.mutable, device=str(device)))
 
 
 def mark_failed(folder: RunFolder, error: Exception) -> None:
@@ -106,12 +116,15 @@ def mark_failed(folder: RunFolder, error: Exception) -> None:
     )
 
 
-def _begin_record(recipe: Recipe, seeds: Sequence[int], clock_rules: str, *, is_sketch: bool) -> RunRecord:
+def _begin_record(
+    recipe: Recipe, seeds: Sequence[int], clock_rules: str, device: torch.device, *, is_sketch: bool
+) -> RunRecord:
     """The record before its first repetition; a sketch, which nobody reads, does not look at the machine."""
     if is_sketch:
         record = RunRecord(recipe.name, {}, recipe.fixed_hash, "", clock_rules, {}, {}, {})
     else:
-        record = replace(new_record(recipe.name, recipe.to_dict(), recipe.fixed_hash), clock_rules=clock_rules)
+        record = new_record(recipe.name, recipe.to_dict(), recipe.fixed_hash)
+        record = replace(record, clock_rules=clock_rules, machine={**record.machine, "device": str(device)})
     return replace(record, repetitions=tuple(Repetition(seed, "running", "", "") for seed in seeds))
 
 
@@ -185,7 +198,7 @@ def _train_once(
         emit = _in_turn([history, watch, surroundings.listen, *heard, interrupt])
         started = now()
         splits = surroundings.load(recipe)
-        task, state = build_task(recipe, splits, seed, replicas)
+        task, state = build_task(recipe, splits, seed, replicas, surroundings.device)
         task = surroundings.prepare(task)
         replicas.join(state.model)  # before a checkpoint is read, of which a rank then knows what it needs
         snapshot = None
@@ -209,7 +222,7 @@ def _train_once(
             return Repetition(seed, "interrupted", reason, splits.checksum())
         with replicas.use_consensus(state.model) as consensus:
             judges = consensus.judges
-            scores = evaluate(task.executor, state.model, splits.test, task.metrics, judges) if judges else {}
+            scores = evaluate(task.executor, state.model, task.splits.test, task.metrics, judges) if judges else {}
             hashes = {"parameters": hash_tensors(state.model.parameters)}
 
     values = values_of(history, task.target, wall_clock, {f"test/{name}": score for name, score in scores.items()})

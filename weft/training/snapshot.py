@@ -14,9 +14,10 @@ from torch import Tensor
 
 from weft.errors import CorruptFileError
 from weft.graph import State
+from weft.graph.executors.random_state import fit_random_state
 from weft.training.checkpoint import Entry, Kind, Ranks, Snapshot
 from weft.training.loop import TrainingState
-from weft.training.optimizers import OptimizerState, Shared
+from weft.training.optimizers import OptimizerState, Shared, slots_beside
 from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.sampling import SamplerState
 
@@ -64,19 +65,21 @@ def restore(state: TrainingState, snapshot: Snapshot) -> TrainingState:
     tensors = {name: entry.tensor for name, entry in snapshot.entries.items()}
     if "random" in snapshot.unfit:
         tensors["random"] = state.model.random
+    elif "random" in tensors:
+        tensors["random"] = fit_random_state(tensors["random"], state.model.random)
     _check_no_stranger(snapshot, state)
     with torch.no_grad():
         for kind, own in _tensors_of(state.model):
             for name, tensor in own.items():
                 tensor.copy_(_find(tensors, f"{kind}/{name}", tensor.shape))
+    parameters = state.model.parameters
     slots: dict[str, dict[str, Tensor]] = {name: {} for name in state.optimizer.slots}
     for key in tensors:
         if key.startswith("slot/"):
             name, _, slot = key.removeprefix("slot/").rpartition("/")
-            if name not in slots and name in state.model.parameters:  # another rank's to update
+            if name not in slots and name in parameters:  # another rank's to update
                 continue
-            found = _find(tensors, key)
-            slots.setdefault(name, {})[slot] = found.to(_device_of_slot(name, slot, found, state))
+            slots.setdefault(name, {})[slot] = _find(tensors, key)
     fresh, progress = state.optimizer.shared, snapshot.progress
     shared = Shared(
         lr=_find(tensors, "optimizer/lr").to(fresh.lr.device),
@@ -84,7 +87,7 @@ def restore(state: TrainingState, snapshot: Snapshot) -> TrainingState:
     )
     return TrainingState(
         model=replace(state.model, random=_find(tensors, "random")),
-        optimizer=OptimizerState(shared, slots),
+        optimizer=OptimizerState(shared, {name: slots_beside(parameters[name], own) for name, own in slots.items()}),
         sampler=SamplerState.from_dict(progress["sampler"]),
         step=snapshot.step,
         samples=progress["samples"],
@@ -101,14 +104,6 @@ def _entry(name: str, tensor: Tensor, replicas: AbstractReplicas) -> Entry:
     # The whole all the same where it is a number about the parameter, such as torch.optim's count of steps.
     is_part = cut is not None and tuple(tensor.shape) == cut.part.length
     return Entry(tensor, cut=cut if is_part else None)
-
-
-def _device_of_slot(name: str, slot: str, found: Tensor, state: TrainingState) -> torch.device:
-    """Where the fresh state has it, else beside its parameter; torch.optim keeps numbers on the host."""
-    fresh = state.optimizer.slots.get(name, {}).get(slot)
-    if fresh is not None:
-        return fresh.device
-    return state.model.parameters[name].device if found.dim() and name in state.model.parameters else found.device
 
 
 def _tensors_of(model: State) -> tuple[tuple[str, Mapping[str, Tensor]], ...]:

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from weft.records.record_file import CLOCK_RULES
 from weft.training.build import build_splits
 from weft.training.datasets import Splits
@@ -36,3 +38,4 @@ class Surroundings:
     listen: Listener = _hear_nothing  # on every rank, where other listeners are on rank 0 alone
     clock_rules: str = CLOCK_RULES
     is_virtual: bool = False
+    device: torch.device | None = None  # of this rank; None as the recipe wishes

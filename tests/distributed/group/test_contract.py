@@ -30,8 +30,10 @@ from weft.distributed.group import (
     Send,
     SoloGroup,
 )
+from weft.distributed.group.staged import StagedGroup
 from weft.distributed.virtual import die, run_virtual
 from weft.errors import TrainingError
+from weft.specs import CPU
 
 SIZES = range(1, 9)
 Wrap = Callable[[AbstractGroup], AbstractGroup]
@@ -77,6 +79,7 @@ KINDS: dict[str, contract.Runner] = {
     "native": partial(run_threads, wrap=natively),
     "recording": partial(run_threads, wrap=RecordingGroup),
     "faulty": partial(run_threads, wrap=faultily),
+    "staged": partial(run_threads, wrap=lambda group: StagedGroup(group, CPU)),  # tests/stand_in has what it stages
 }
 
 
@@ -92,7 +95,7 @@ def test_virtual_keeps_the_contract(program: contract.Program, size: int) -> Non
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-@pytest.mark.parametrize("kind", ["messages", "native", "recording", "faulty"])
+@pytest.mark.parametrize("kind", ["messages", "native", "recording", "faulty", "staged"])
 def test_wrapped_groups_keep_the_contract(kind: str, size: int) -> None:
     contract.check_kind(contract.everything, KINDS[kind], size)
 

@@ -5,8 +5,10 @@ import pytest
 from weft.distributed.place import Launch, find_launch
 from weft.errors import UsageError
 
-TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+TORCHRUN |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+MPIRUN = {f"OMPI_COMM_WORLD_{name}": number for name, number in {"RANK": "3", "SIZE": "4", "LOCAL_SIZE": "2"}.items()}
+MPIRUN |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 WEFT = {"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_MEETING": "/folder"}
 
 
@@ -14,10 +16,10 @@ WEFT = {"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_MEETING": "/folder"}
     ("environment", "launch"),
     [
         ({}, Launch("nobody")),
-        (WEFT, Launch("weft", 1, 2, "/folder", 2)),
-        (TORCHRUN, Launch("torchrun", 3, 4, "10.0.0.1:29500", 2)),
-        (MPIRUN, Launch("mpirun", 1, 2, "", 2)),
-        ({**TORCHRUN, **WEFT}, Launch("weft", 1, 2, "/folder", 2)),
+        (WEFT, Launch("weft", 1, 2, "/folder", 2, local_rank=1)),
+        (TORCHRUN, Launch("torchrun", 3, 4, "10.0.0.1:29500", 2, local_rank=1)),
+        (MPIRUN, Launch("mpirun", 3, 4, "", 2, local_rank=1)),
+        ({**TORCHRUN, **WEFT}, Launch("weft", 1, 2, "/folder", 2, local_rank=1)),
         ({"RANK": "3"}, Launch("nobody")),
     ],
 )

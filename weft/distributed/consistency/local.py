@@ -23,7 +23,7 @@ from weft.distributed.group.calls import AllReduce
 from weft.distributed.group.group import AbstractGroup
 from weft.specs.plan import Choice
 from weft.training.checkpoint import Entry, Kind
-from weft.training.optimizers import Nesterov, Optimizer, OptimizerState
+from weft.training.optimizers import Nesterov, Optimizer, OptimizerState, slots_beside
 from weft.training.replicas import Traffic
 
 __all__ = ["LocalAveraging", "OuterOptimizer", "make_local"]
@@ -148,9 +148,11 @@ class LocalAveraging(AbstractGroupScheme):
         if self._outer is not None and all(f"local/anchor/{name}" in entries for name in self._parameters):
             names = self._parameters
             write(self._outer.anchor, {name: entries[f"local/anchor/{name}"].tensor for name in names})
-            velocities = {name: entries[f"local/velocity/{name}"].tensor for name in names}
-            slots = {name: {"velocity": v.to(self._outer.anchor[name].device)} for name, v in velocities.items()}
-            self._outer.state = replace(self._outer.state, slots=slots)
+            velocities = {
+                name: slots_beside(anchor, {"velocity": entries[f"local/velocity/{name}"].tensor})
+                for name, anchor in self._outer.anchor.items()
+            }
+            self._outer.state = replace(self._outer.state, slots=velocities)
 
     @property
     def _parcel(self) -> Parcel:

@@ -23,6 +23,7 @@ from weft.distributed.group.group import AbstractGroup, AbstractWork
 from weft.distributed.group.liveness import LivenessMonitor, Store
 from weft.distributed.group.torch_calls import StartedCall, TorchEndpoint, start_call
 from weft.errors import PeerLostError, UsageError
+from weft.specs import CPU
 
 __all__ = ["TorchBackend", "TorchGroup"]
 
@@ -42,12 +43,14 @@ class TorchGroup(AbstractGroup):
     """All ranks that open the same store under the same size.
 
     `backend="nccl"` needs one GPU for each rank and tensors on it. It has not been tried: no machine with GPUs was at
-    hand. NCCL has no tags either: messages between two ranks must be received in the order in which they were sent.
+    hand. NCCL has no tags either, and carries messages out in the order in which they were started: TwoSidedGroup gives
+    it collectives alone.
 
     Args:
         store: where the ranks meet; it must outlive the rank that fails, or belong to rank 0.
         timeout: seconds after which a peer that does not take part counts as lost.
         interface: the network interface that Gloo listens on; None for the one of the host's name.
+        device: where `empty()` makes tensors: this rank's own with NCCL.
     """
 
     def __init__(
@@ -60,9 +63,11 @@ class TorchGroup(AbstractGroup):
         backend: TorchBackend = "gloo",
         interface: str | None = "lo",
         generation: int = 0,
+        device: torch.device = CPU,
     ) -> None:
         super().__init__(rank, size, clock=RealClock(), generation=generation)
         self._store, self._timeout, self._backend, self._interface = store, timeout, backend, interface
+        self._device = device
         self._num_splits = 0
         self._num_calls = 0
         self._transport: Any = None
@@ -103,10 +108,11 @@ class TorchGroup(AbstractGroup):
             backend=self._backend,
             interface=self._interface,
             generation=self._generation,
+            device=self._device,
         )
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="cpu" if self._backend == "gloo" else "cuda")
+        return torch.empty(shape, dtype=dtype, device=self._device)
 
     def close(self) -> None:
         if self._transport is not None:

@@ -48,7 +48,7 @@ class ReceiveRequest:
 
     def fits_in_place(self, specs: Sequence[TensorSpec]) -> bool:
         """Whether a message of these tensors can be written straight into those given for it, byte by byte."""
-        if self.into is None or not all(tensor.is_contiguous() for tensor in self.into):
+        if self.into is None or not all(tensor.is_contiguous() and tensor.is_cpu for tensor in self.into):
             return False
         return [TensorSpec(tuple(tensor.shape), tensor.dtype) for tensor in self.into] == list(specs)
 

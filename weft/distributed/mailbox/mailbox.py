@@ -93,6 +93,8 @@ class AbstractMailbox(ABC):
     - Messages of one source keep their order under each tag. Otherwise they are handed out as they arrive, so a loud
       peer cannot starve the others.
     - A header is a JSON object: text keys, no not-a-number; what arrives is what JSON makes of it (tuples are lists).
+    - Tensors of any device can be sent, and received into; where nothing was given to receive into, they are in host
+      memory.
     - A tensor given to a call is not touched by the caller until the call is done. A send is done when the tensors may
       be changed again, which does not say that the message has arrived.
     - Peers may come at any time, go at any time, and come back. A send to one that is not there raises PeerLostError.
@@ -138,7 +140,8 @@ class AbstractMailbox(ABC):
 
     @abstractmethod
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-        """A tensor, uninitialised, that peers can read in place where memory is shared: the fast way to send."""
+        """A tensor in host memory, uninitialised, that peers can read in place where memory is shared: the fast way to
+        send."""
 
     @abstractmethod
     def refusals(self) -> dict[str, int]:

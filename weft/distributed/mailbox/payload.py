@@ -1,4 +1,7 @@
-"""The contents of a message: a small JSON header and dense tensors of the CPU, checked where it is sent."""
+"""The contents of a message: a small JSON header and dense tensors, checked where it is sent.
+
+Tensors of other devices travel by way of host memory, and arrive there, or in tensors of the receiver's choice.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -86,16 +89,17 @@ def encode_header(header: Mapping[str, Any] | None) -> bytes:
 
 
 def prepare_tensors(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The tensors, contiguous: themselves where they are, else copies. Raises UsageError for what cannot be sent."""
+    """The tensors, contiguous and in host memory: themselves where they are, else copies. Raises UsageError for what
+    cannot be sent."""
     for tensor in tensors:
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        if tensor.layout != torch.strided or tensor.is_meta:
             raise UsageError(
-                f"a message carries dense tensors of the CPU (device: {tensor.device}, layout: {tensor.layout}); "
-                "move the tensor there"
+                f"a message carries dense tensors that have values (device: {tensor.device}, layout: {tensor.layout}); "
+                "convert it"
             )
         if tensor.dtype not in DTYPES.values():
             raise UsageError(f"tensor is of a type that does not travel (type: {tensor.dtype}); convert it")
-    return tuple(tensor.detach().contiguous() for tensor in tensors)
+    return tuple(tensor.detach().cpu().contiguous() for tensor in tensors)
 
 
 def view_bytes(tensor: Tensor) -> memoryview:

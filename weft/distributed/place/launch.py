@@ -26,6 +26,7 @@ class Launch:
     Args:
         meeting: a folder for ranks that Weft started; host:port for torchrun's; nothing for MPI's, who have met.
         local_size: processes on this host.
+        local_rank: which of them this one is: of several devices of its host, the one that it takes.
     """
 
     launcher: Launcher
@@ -33,6 +34,7 @@ class Launch:
     size: int = 1
     meeting: str = ""
     local_size: int = 1
+    local_rank: int = 0
 
     @property
     def is_one_host(self) -> bool:
@@ -45,20 +47,22 @@ def find_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     Raises:
         UsageError: a launcher that Weft does not know started several ranks, which would each train alone.
 
-    >>> find_launch({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "2"})
-    Launch(launcher='torchrun', rank=1, size=2, meeting='h:1', local_size=2)
+    >>> there = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+    >>> find_launch({**there, "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"})
+    Launch(launcher='torchrun', rank=3, size=4, meeting='h:1', local_size=2, local_rank=1)
     """
     if "WEFT_RANK" in environment:
         rank, size = _numbers(environment, "WEFT_RANK", "WEFT_SIZE")
-        return Launch("weft", rank, size, environment["WEFT_MEETING"], size)
+        return Launch("weft", rank, size, environment["WEFT_MEETING"], size, rank)
     if "RANK" in environment and "WORLD_SIZE" in environment and "MASTER_ADDR" in environment:
-        rank, size, local_size = _numbers(environment, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")
+        rank, size, local_size, local_rank = _numbers(environment, *names)
         meeting = f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT', '')}"
-        return Launch("torchrun", rank, size, meeting, local_size)
+        return Launch("torchrun", rank, size, meeting, local_size, local_rank)
     if "OMPI_COMM_WORLD_RANK" in environment:
-        names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
-        rank, size, local_size = _numbers(environment, *names)
-        return Launch("mpirun", rank, size, "", local_size)
+        of_world = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_SIZE", "LOCAL_RANK")]
+        rank, size, local_size, local_rank = _numbers(environment, *of_world)
+        return Launch("mpirun", rank, size, "", local_size, local_rank)
     _check_alone(environment)
     return Launch("nobody")
 

@@ -3,14 +3,16 @@
 from pathlib import Path
 from typing import final
 
+import torch
+
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.mailbox import AbstractMailbox
+from weft.distributed.place.devices import open_for_device, prepare_device
 from weft.distributed.place.launch import Launch, find_launch
 from weft.distributed.place.open_group import open_group
 from weft.distributed.place.open_mailbox import open_launched_mailbox
 from weft.distributed.place.place import AbstractPlace
-from weft.distributed.place.topology import with_topology
-from weft.specs import Plan
+from weft.specs import CPU, Plan, find_device
 from weft.training.optimizers import AbstractOptimizer
 
 __all__ = ["LaunchedPlace"]
@@ -18,11 +20,17 @@ __all__ = ["LaunchedPlace"]
 
 @final
 class LaunchedPlace(AbstractPlace):
-    """One process of a run; by default the one that the environment tells of."""
+    """One process of a run; by default the one that the environment tells of, on the CPU."""
 
-    def __init__(self, launch: Launch | None = None) -> None:
-        super().__init__({})
+    def __init__(self, launch: Launch | None = None, device: torch.device = CPU) -> None:
+        super().__init__({}, device)
         self.launch = launch or find_launch()
+
+    def on(self, wish: str) -> "LaunchedPlace":
+        """This place on the device that a wish means for it, as `find_device` tells; the process is set up for it."""
+        device = find_device(wish, self.launch.local_rank)
+        prepare_device(device)
+        return LaunchedPlace(self.launch, device)
 
     @property
     def rank(self) -> int:
@@ -49,7 +57,7 @@ class LaunchedPlace(AbstractPlace):
     def open_group(self, plan: Plan) -> AbstractGroup:
         group = open_group(self.launch)
         try:
-            return with_topology(group, plan)
+            return open_for_device(self.launch, group, plan, self.device)
         except BaseException:
             group.close()
             raise

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
 import torch.distributed as distributed
 
 from weft.distributed.group.group import AbstractGroup
@@ -16,11 +17,12 @@ from weft.distributed.group.mpi import MpiGroup, import_mpi
 from weft.distributed.group.mpi import open_store as open_mpi_store
 from weft.distributed.group.shared_memory import SharedMemoryGroup, StoreRendezvous
 from weft.distributed.group.solo import SoloGroup
-from weft.distributed.group.torch_group import TorchGroup
+from weft.distributed.group.torch_group import TorchBackend, TorchGroup
 from weft.distributed.place.launch import Launch
 from weft.errors import UsageError, nearest
+from weft.specs import CPU
 
-__all__ = ["Kind", "open_group", "open_store"]
+__all__ = ["Kind", "open_group", "open_store", "open_torch_group"]
 
 Kind = Literal["auto", "solo", "shared_memory", "torch", "mpi", "hierarchical"]
 
@@ -87,9 +89,28 @@ def _open_in_memory(launch: Launch, timeout: float, generation: int) -> Abstract
 
 
 def _open_over_torch(launch: Launch, timeout: float, generation: int) -> TorchGroup:
+    return open_torch_group(launch, timeout=timeout, generation=generation)
+
+
+def open_torch_group(
+    launch: Launch,
+    *,
+    backend: TorchBackend = "gloo",
+    device: torch.device = CPU,
+    timeout: float = 300.0,
+    generation: int = 0,
+) -> TorchGroup:
+    """The group of all ranks over torch.distributed: Gloo for the CPU, NCCL for GPUs, each beside the other."""
     store = _open_run_store(launch, timeout, generation)
     return TorchGroup(
-        store, launch.rank, launch.size, timeout=timeout, interface=_choose_interface(launch), generation=generation
+        store if backend == "gloo" else _c10d.PrefixStore(backend, store),
+        launch.rank,
+        launch.size,
+        timeout=timeout,
+        backend=backend,
+        interface=_choose_interface(launch),
+        generation=generation,
+        device=device,
     )
 
 

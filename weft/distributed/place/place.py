@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, final
 
+import torch
+
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.mailbox import AbstractMailbox
-from weft.specs import Plan
+from weft.specs import CPU, Plan
 from weft.training.optimizers import AbstractOptimizer
 
 __all__ = ["AbstractPlace"]
@@ -16,14 +18,23 @@ Shared = TypeVar("Shared")
 
 
 class AbstractPlace(ABC):
-    """A process of a run, real or virtual. A plan is realised on it (realise.py).
+    """A process of a run, real or virtual, and the device it computes on. A plan is realised on it (realise.py).
+
+    Servers and responders, which stand beside ranks, keep what they hold in host memory.
 
     Args:
         objects: where objects are kept that addresses of one process share.
     """
 
-    def __init__(self, objects: dict[str, Any]) -> None:
+    def __init__(self, objects: dict[str, Any], device: torch.device = CPU) -> None:
         self._objects = objects
+        self._device = device
+
+    @final
+    @property
+    def device(self) -> torch.device:
+        """Where the rank of this process has its model and its data."""
+        return self._device
 
     @property
     @abstractmethod
@@ -55,7 +66,8 @@ class AbstractPlace(ABC):
 
     @abstractmethod
     def open_group(self, plan: Plan) -> AbstractGroup:
-        """The group of all ranks, with the collectives that the plan's topology names. A collective call."""
+        """The group of all ranks, with the collectives that the plan's topology names, for tensors of the CPU and of
+        this place's device. A collective call."""
 
     @abstractmethod
     def open_mailbox(self, plan: Plan, address: int) -> AbstractMailbox:

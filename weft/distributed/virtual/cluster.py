@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, final
 
+import torch
+
 from weft.distributed.collectives import AlgorithmChoice
 from weft.distributed.group.faulty import Fault, FaultyGroup
 from weft.distributed.group.group import AbstractGroup
@@ -15,6 +17,7 @@ from weft.distributed.virtual.works import CollectiveWork, Membership
 from weft.errors import TrainingError
 from weft.planning.cluster import Link
 from weft.planning.network import LinkSchedule, NetworkModel
+from weft.specs import CPU
 
 __all__ = ["TEN_GIGABIT", "VirtualResult", "die", "run_virtual"]
 
@@ -58,6 +61,7 @@ def run_virtual(
     notice: float = 1.0,
     generation: int = 0,
     trace: bool = False,
+    device: torch.device = CPU,
 ) -> VirtualResult:
     """Run `program(group)` on `size` virtual ranks, the same way every time.
 
@@ -69,6 +73,7 @@ def run_virtual(
         timeout: virtual seconds after which a peer that keeps a rank waiting is lost.
         notice: virtual seconds after which a peer that died is lost.
         trace: whether the result tells what each rank did when.
+        device: the one that all ranks compute on.
 
     >>> import torch
     >>> def program(group):
@@ -80,7 +85,7 @@ def run_virtual(
     >>> result.results, result.seconds
     ((6.0, 6.0, 6.0, 6.0), (1.5, 1.5, 1.5, 1.5))
     """
-    cluster = _Cluster(size, network, choice or _choice_for(network), timeout, notice, trace=trace)
+    cluster = _Cluster(size, network, choice or _choice_for(network), timeout, notice, trace=trace, device=device)
     return cluster.run(program, faults, generation)
 
 
@@ -93,13 +98,21 @@ class _Cluster:
     """Everything that the ranks of one run share."""
 
     def __init__(
-        self, size: int, network: NetworkModel, choice: AlgorithmChoice, timeout: float, notice: float, *, trace: bool
+        self,
+        size: int,
+        network: NetworkModel,
+        choice: AlgorithmChoice,
+        timeout: float,
+        notice: float,
+        *,
+        trace: bool,
+        device: torch.device,
     ) -> None:
         self._size = size
         self._choice = choice
         self._timeout = timeout
         self._notice = notice
-        self._scheduler = Scheduler(size, timeout, self._on_timeout)
+        self._scheduler = Scheduler(size, timeout, self._on_timeout, device)
         links = LinkSchedule(network, size)
         self._network = VirtualNetwork(self._scheduler, links, size, gamma=network.gamma, trace=trace)
         self._lost: set[int] = set()

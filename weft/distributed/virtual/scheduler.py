@@ -19,6 +19,9 @@ from typing import final
 
 import torch
 
+from weft.graph.executors.random_state import get_random_state, set_random_state
+from weft.specs import CPU
+
 __all__ = ["Action", "Scheduler", "StoppedError"]
 
 Action = Callable[[], None]
@@ -46,9 +49,12 @@ class _Rank:
 @final
 class Scheduler:
     """Runs `body(rank)` for each rank. `on_timeout(rank)` is called for a rank that was parked for `timeout`
-    virtual seconds, or that nothing can wake any more."""
+    virtual seconds, or that nothing can wake any more. Every rank draws from generators of its own, on the CPU and on
+    `device`."""
 
-    def __init__(self, size: int, timeout: float, on_timeout: Callable[[int], None]) -> None:
+    def __init__(
+        self, size: int, timeout: float, on_timeout: Callable[[int], None], device: torch.device = CPU
+    ) -> None:
         self.now = 0.0
         self.num_events = 0
         self.num_switches = 0
@@ -56,6 +62,7 @@ class Scheduler:
         self._size = size
         self._timeout = timeout
         self._on_timeout = on_timeout
+        self._device = device
         self._is_stopping = False
         self._events: list[tuple[float, int, int, Action | None]] = []
         self._sequence = 0
@@ -126,7 +133,7 @@ class Scheduler:
 
     def run(self, body: Callable[[int], None]) -> None:
         """Run all ranks to their end, or to the first failure. No thread is left when it returns."""
-        random_state = torch.get_rng_state()
+        random_state = get_random_state(self._device)
         self._all_over.acquire()
         for rank in range(self._size):
             thread = threading.Thread(
@@ -150,7 +157,7 @@ class Scheduler:
             for state in self._ranks:
                 if state.thread.ident is not None:
                     state.thread.join()
-            torch.set_rng_state(random_state)
+            set_random_state(random_state, self._device)
 
     def _start_threads(self) -> None:
         try:
@@ -166,7 +173,7 @@ class Scheduler:
         me.turn.acquire()
         try:
             self.check()
-            torch.set_rng_state(me.random_state)
+            set_random_state(me.random_state, self._device)
             body(rank)
         except StoppedError:
             pass
@@ -184,11 +191,11 @@ class Scheduler:
         me = self._ranks[rank]
         if following is not None:
             self.num_switches += 1
-            me.random_state = torch.get_rng_state()
+            me.random_state = get_random_state(self._device)
             self._ranks[following].turn.release()
             me.turn.acquire()
         self.check()
-        torch.set_rng_state(me.random_state)
+        set_random_state(me.random_state, self._device)
 
     def _pass_on(self) -> None:
         """Give the turn to the next rank, when stopping to any that is left, at last back to `run`."""

@@ -52,6 +52,19 @@ def look_at_memory() -> str:
     return _gigabytes(_describe()["memory_bytes"])
 
 
+def look_at_devices() -> str:
+    """What `--device` can name, and what each accelerator calls itself where it says so."""
+    import torch
+
+    from weft.specs import list_devices
+
+    def describe(name: str) -> str:
+        own = getattr(torch.get_device_module(torch.device(name)), "get_device_name", None) if name != "cpu" else None
+        return name if own is None else f"{name} ({own(torch.device(name))})"
+
+    return ", ".join(map(describe, list_devices()))
+
+
 def look_at_cuda() -> str:
     devices = _describe()["cuda_devices"]
     if not devices:
@@ -130,5 +143,6 @@ PROBES = (
     Probe("machine", "/dev/shm", look_at_shared_memory, "start the container with --shm-size=1g"),
     Probe("machine", "C++ compiler", look_at_compiler, "sudo apt-get install g++, or set CXX"),
     Probe("machine", "energy counter", look_at_energy),
+    Probe("machine", "devices", look_at_devices),
     Probe("machine", "cuda", look_at_cuda, NEEDS_GPU),
 )

@@ -1,12 +1,14 @@
 """The eager executor: PyTorch's own autograd, with a hook on every parameter."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from weft.graph.executors.executor import AbstractExecutor, GradientSink, Loss, Outputs, State
 from weft.graph.executors.non_finite import first_bad_in_forward, first_bad_of
+from weft.graph.executors.random_state import get_random_state, use_random_state
 from weft.specs import Batch
 from weft.torch_private import shares_memory
 
@@ -36,11 +38,12 @@ class EagerExecutor(AbstractExecutor):
         self._buffers = dict(module.named_buffers())
         self._trainable = {name: p for name, p in self._parameters.items() if p.requires_grad}
         self._pending: set[str] = set()
+        self._device = self._own_state(torch.empty(0)).device
         for name, parameter in self._trainable.items():
             parameter.register_post_accumulate_grad_hook(self._hand_over(name))
 
     def initial_state(self) -> State:
-        return self._own_state(torch.get_rng_state())
+        return self._own_state(get_random_state(self._device))
 
     def __call__(self, state: State, batch: Batch, on_gradient: GradientSink) -> tuple[Outputs, State]:
         self._adopt(state)
@@ -48,16 +51,16 @@ class EagerExecutor(AbstractExecutor):
         for parameter in self._trainable.values():
             parameter.grad = None  # left by a use of the module outside the executor, it would be added to ours
         self._sink, self._pending = on_gradient, set(self._trainable)
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(state.random)
+        with use_random_state(state.random, self._device):
             try:
                 with self._use_autocast():
                     predictions = self._module(*batch.inputs)
                     loss = self._loss(predictions, *batch.targets)
-                loss.backward()
+                with self._use_this_thread():
+                    loss.backward()
             finally:
                 self._sink = None
-            random = torch.get_rng_state()
+            random = get_random_state(self._device)
         for name in sorted(self._pending):
             on_gradient(name, None)
         return Outputs(loss.detach(), predictions.detach()), self._own_state(random)
@@ -65,18 +68,15 @@ class EagerExecutor(AbstractExecutor):
     def infer(self, state: State, batch: Batch) -> Outputs:
         self._adopt(state)
         self._module.eval()
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.set_rng_state(state.random)
-            with self._use_autocast():
-                predictions = self._module(*batch.inputs)
-                return Outputs(self._loss(predictions, *batch.targets), predictions)
+        with use_random_state(state.random, self._device), torch.no_grad(), self._use_autocast():
+            predictions = self._module(*batch.inputs)
+            return Outputs(self._loss(predictions, *batch.targets), predictions)
 
     def first_bad_tensor(self, state: State, batch: Batch) -> str | None:
         self._adopt(state)
         self._module.train()
         buffers = {name: buffer.clone() for name, buffer in self._buffers.items()}
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(state.random)
+        with use_random_state(state.random, self._device):
             try:
                 return (
                     first_bad_of("input", {str(i): t for i, t in enumerate(batch.inputs)})
@@ -88,8 +88,14 @@ class EagerExecutor(AbstractExecutor):
                     buffer.copy_(buffers[name])
 
     def _use_autocast(self) -> torch.autocast:
-        device = next(iter(self._parameters.values())).device.type if self._parameters else "cpu"
-        return torch.autocast(device, dtype=self._autocast, enabled=self._autocast is not None)
+        return torch.autocast(self._device.type, dtype=self._autocast, enabled=self._autocast is not None)
+
+    def _use_this_thread(self) -> AbstractContextManager[object]:
+        """Autograd has a thread for each accelerator, in which hooks would run: a sink may wait for other ranks, and on
+        the virtual cluster these share the device, and so the thread."""
+        if self._device.type == "cpu":
+            return nullcontext()
+        return torch.autograd.set_multithreading_enabled(False)
 
     def _hand_over(self, name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:

@@ -4,9 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from weft.specs import Batch
+from weft.specs import CPU, Batch
 
 __all__ = ["AbstractExecutor", "GradientSink", "Loss", "Outputs", "State"]
 
@@ -26,7 +27,12 @@ class State:
 
     parameters: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
-    random: Tensor  # state of the generator that dropout and its like draw from
+    random: Tensor  # of the generators that dropout and its like draw from; see random_state.py
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are; a model without any is on the CPU."""
+        return next((parameter.device for parameter in self.parameters.values()), CPU)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from weft.training.datasets.arrays import ArrayDataset, splits_from_arrays
 from weft.training.datasets.augmentation import Augmented
 from weft.training.datasets.catalogue import DATASETS, locate
-from weft.training.datasets.dataset import AbstractDataset, Splits
+from weft.training.datasets.dataset import AbstractDataset, DatasetOnDevice, Splits
 from weft.training.datasets.places import Availability
 from weft.training.datasets.sequences import SequenceDataset
 from weft.training.datasets.text import WindowDataset
@@ -14,6 +14,7 @@ __all__ = [
     "ArrayDataset",
     "Augmented",
     "Availability",
+    "DatasetOnDevice",
     "SequenceDataset",
     "Splits",
     "WindowDataset",

@@ -2,13 +2,15 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import final
 
+import torch
 from torch import Tensor
 
-from weft.specs import Batch, TaskSpec
+from weft.specs import CPU, Batch, TaskSpec
 
-__all__ = ["AbstractDataset", "Splits"]
+__all__ = ["AbstractDataset", "DatasetOnDevice", "Splits"]
 
 
 class AbstractDataset(ABC):
@@ -47,6 +49,37 @@ class AbstractDataset(ABC):
         return None
 
 
+@final
+class DatasetOnDevice(AbstractDataset):
+    """Wraps any data set: batches are moved to a device when they are taken. Facts about the data stay on the CPU,
+    where samplers ask for them."""
+
+    def __init__(self, inner: AbstractDataset, device: torch.device) -> None:
+        self._inner = inner
+        self._device = device
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def take(self, indices: Tensor, epoch: int = 0) -> Batch:
+        return self._inner.take(indices, epoch).to(device=self._device)
+
+    def checksum(self) -> str:
+        return self._inner.checksum()
+
+    def lengths(self) -> Tensor | None:
+        return self._inner.lengths()
+
+    def has_padding(self) -> bool:
+        return self._inner.has_padding()
+
+    def num_targets(self, indices: Tensor) -> int:
+        return self._inner.num_targets(indices)
+
+    def labels(self) -> Tensor | None:
+        return self._inner.labels()
+
+
 @dataclass(frozen=True)
 class Splits:
     """A data set cut for training. The target is judged on `validation`, acceptance on `test`: a test set that
@@ -57,6 +90,13 @@ class Splits:
     train: AbstractDataset
     validation: AbstractDataset
     test: AbstractDataset
+
+    def on(self, device: torch.device) -> "Splits":
+        """The same data, taken in batches of this device."""
+        if device == CPU:
+            return self
+        train, validation, test = (DatasetOnDevice(part, device) for part in (self.train, self.validation, self.test))
+        return replace(self, train=train, validation=validation, test=test)
 
     def checksum(self) -> str:
         """SHA-256 over the checksums of the three parts: what a run record calls its data."""

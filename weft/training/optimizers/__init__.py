@@ -10,6 +10,7 @@ from weft.training.optimizers.optimizer import (
     Scope,
     Shared,
     Slots,
+    slots_beside,
 )
 from weft.training.optimizers.plain_rule import AbstractPlainRule
 from weft.training.optimizers.rmsprop import RMSProp
@@ -35,4 +36,5 @@ __all__ = [
     "Shared",
     "Slots",
     "TorchOptimizer",
+    "slots_beside",
 ]

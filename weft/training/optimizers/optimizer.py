@@ -16,7 +16,7 @@ from typing import Literal
 
 from torch import Tensor
 
-__all__ = ["AbstractOptimizer", "AbstractRule", "OptimizerState", "Scope", "Shared", "Slots"]
+__all__ = ["AbstractOptimizer", "AbstractRule", "OptimizerState", "Scope", "Shared", "Slots", "slots_beside"]
 
 Slots = Mapping[str, Tensor]
 """The memory of an optimizer for one parameter, by name: `velocity`, `second_moment`."""
@@ -28,7 +28,8 @@ Scope = Literal["element", "layer"]
 @dataclass(frozen=True)
 class Shared:
     """Learning rate and step, which all parameters share. Both are float64 scalars, so that no precision is lost before
-    they are used.
+    they are used, and on the CPU whatever device the parameters are on: they are numbers of the loop, some devices have
+    no float64, and a scalar of the CPU goes with tensors of any device.
 
     `step` counts the updates of the whole, 1 in the first. torch.optim counts for each parameter alone, which differs
     only for a parameter whose gradient comes and goes.
@@ -50,6 +51,13 @@ class OptimizerState:
         """Of the memory that the slots keep alive, which is more than their own where they are views."""
         storages = [slot.untyped_storage() for slots in self.slots.values() for slot in slots.values()]
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def slots_beside(parameter: Tensor, slots: Slots) -> Slots:
+    """Slots that came from elsewhere (a checkpoint, a server), on the device of their parameter. Counters, which have
+    no dimensions, stay on the CPU, where torch.optim has them."""
+    device = parameter.device
+    return {name: slot.to(device) if slot.dim() or not parameter.dim() else slot for name, slot in slots.items()}
 
 
 class AbstractRule(ABC):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import UsageError
-from weft.training.optimizers.optimizer import AbstractOptimizer, OptimizerState, Scope, Shared
+from weft.training.optimizers.optimizer import AbstractOptimizer, OptimizerState, Scope, Shared, slots_beside
 from weft.training.optimizers.plain_rule import check_between
 
 __all__ = ["TorchOptimizer", "scope_of"]
@@ -106,9 +106,8 @@ class TorchOptimizer(AbstractOptimizer):
         return inner
 
     def _is_bound_to(self, parameters: Mapping[str, Tensor]) -> bool:
-        # The leaves keep their memory alive, so an equal address is the same memory.
         return parameters.keys() == self._leaves.keys() and all(
-            leaf.data_ptr() == parameters[name].data_ptr() for name, leaf in self._leaves.items()
+            leaf.is_set_to(parameters[name]) for name, leaf in self._leaves.items()
         )
 
     def _load(self, inner: torch.optim.Optimizer, state: OptimizerState) -> None:
@@ -117,7 +116,8 @@ class TorchOptimizer(AbstractOptimizer):
             raise UsageError(f"optimizer state is of another model (unknown parameter: {min(unknown)})")
         for name, slots in state.slots.items():
             if slots:
-                inner.state[self._leaves[name]] = {key: value.clone() for key, value in slots.items()}
+                leaf = self._leaves[name]
+                inner.state[leaf] = {key: value.clone() for key, value in slots_beside(leaf, slots).items()}
 
     def _remember(self, lr: float, step: Tensor) -> OptimizerState:
         assert self._inner is not None

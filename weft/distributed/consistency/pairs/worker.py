@@ -202,7 +202,7 @@ class GossipReplicas(AbstractReplicas):
         self._num_sums += 1
         self._mailbox.send(responder_address(self._size, 0), Tag.SUM, [tensor], number=self._num_sums)
         self._mailbox.settle()
-        return self._mailbox.receive_answer(Tag.TOTAL, 0, number=self._num_sums).tensors[0]
+        return self._mailbox.receive_answer(Tag.TOTAL, 0, number=self._num_sums).tensors[0].to(tensor.device)
 
     def depart(self) -> None:
         """Nobody leaves before all have ended: they may still ask this rank, or be asked by it."""

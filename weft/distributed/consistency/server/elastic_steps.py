@@ -110,7 +110,8 @@ class _Visits(AbstractScheme):
     def _meet(self, link: ShardLink) -> None:
         """Move this rank's weights, and its copy of the centre as the shard moves the centre."""
         for piece, centre in zip(link.pieces, link.places, strict=True):
-            force = draw_centre(centre, piece.of(self._sent[piece.name]), self._alpha)
+            sent = piece.of(self._sent[piece.name]).to(centre.device)
+            force = draw_centre(centre, sent, self._alpha)
             piece.of(self._session.parameters[piece.name]).sub_(force)
 
     def after_update(self, state: OptimizerState) -> OptimizerState:

@@ -15,7 +15,7 @@ from weft.distributed.mailbox import AbstractMailbox, Message
 from weft.distributed.placement.cut import cut_evenly, put_together
 from weft.errors import PeerLostError
 from weft.graph import State
-from weft.training.optimizers import OptimizerState, Shared
+from weft.training.optimizers import OptimizerState, Shared, slots_beside
 
 __all__ = ["Session"]
 
@@ -209,10 +209,10 @@ class Session:
         self._num_sums += 1
         header = {"run": self.run, "number": self._num_sums, "gather": gather}
         (answer,) = self._ask(self.links[:1], lambda link: link.ask(Tag.SUM, Tag.TOTAL, header, [tensor]))
-        return answer.tensors
+        return tuple(found.to(tensor.device) for found in answer.tensors)
 
     def fetch_state(self, state: OptimizerState) -> OptimizerState:
-        """The optimizer state that the servers keep, in place of this rank's."""
+        """The optimizer state that the servers keep, in place of this rank's, on the device of the parameters."""
         found: dict[str, dict[str, list[tuple[Piece, Tensor]]]] = {name: {} for name in state.slots}
         answers = self._ask(self.links, lambda link: link.ask(Tag.FETCH, Tag.STATE, {"run": self.run}))
         for link, message in zip(self.links, answers, strict=True):
@@ -221,7 +221,10 @@ class Session:
                 piece = link.pieces[index]
                 found[piece.name].setdefault(slot, []).append((piece, tensor))
         slots = {
-            name: {slot: put_together(parts, self.parameters[name]) for slot, parts in own.items()}
+            name: slots_beside(
+                self.parameters[name],
+                {slot: put_together(parts, self.parameters[name]) for slot, parts in own.items()},
+            )
             for name, own in found.items()
         }
         return OptimizerState(shared, slots)
