@@ -137,7 +137,9 @@ def like_gloo(rank: int) -> list[Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     model = nn.Linear(2, 2)
-    weights = {name: torch.ones_like(value) for name, value in model.state_dict().items()} if rank == 0 else {}
+    weights: dict[str, Any] = (
+        {name: torch.ones_like(value) for name, value in model.state_dict().items()} if rank == 0 else {}
+    )
     set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
     result: list[Any] = [model.weight.tolist()]
     for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):

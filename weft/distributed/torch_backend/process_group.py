@@ -225,11 +225,12 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
 # By torch's inner enumeration: its reductions themselves are slow to compare. Its stubs do not know the members.
 _NAMES: dict[str, ReduceOp] = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
 _OPS: dict[Any, ReduceOp] = {getattr(dist.ReduceOp.RedOpType, name): op for name, op in _NAMES.items()}
-_BITWISE: dict[Any, _Combine] = {
-    dist.ReduceOp.RedOpType.BAND: torch.bitwise_and,
-    dist.ReduceOp.RedOpType.BOR: torch.bitwise_or,
-    dist.ReduceOp.RedOpType.BXOR: torch.bitwise_xor,
+_BITWISE_NAMES: dict[str, _Combine] = {
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
 }
+_BITWISE = {getattr(dist.ReduceOp.RedOpType, name): combine for name, combine in _BITWISE_NAMES.items()}
 
 
 def _op(opts: Any) -> ReduceOp:
