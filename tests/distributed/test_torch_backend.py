@@ -6,11 +6,12 @@ import pytest
 
 from tests.processes.ranks import run_processes
 
+PATH = "tests.distributed.torch_backend_programs:run"
+
 
 def run(program: str) -> tuple[list[Any], list[Any]]:
     """What the ranks found over Weft, and over Gloo."""
-    path = "tests.distributed.torch_backend_programs:run"
-    first, second = run_processes(path, 2, deadline=90, program=program, backends=["weft", "gloo"])
+    first, second = run_processes(PATH, 2, deadline=90, program=program, backends=["weft", "gloo"])
     return [first[0], second[0]], [first[1], second[1]]
 
 
@@ -35,3 +36,17 @@ def test_the_other_calls() -> None:
     assert weft == gloo
     assert averages == [[0.5] * 3] * 2
     assert sums == [[1.0] * 3] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["unequal_parts", "like_gloo"])
+def test_calls_that_were_lacking(program: str) -> None:
+    weft, gloo = run(program)
+    assert weft == gloo
+
+
+def test_a_wait_ends_when_its_time_is_over() -> None:
+    """It used to wait for as long as the group's own timeout."""
+    (first,), (second,) = run_processes(PATH, 2, deadline=90, program="limits", backends=["weft"])
+    assert first[0].startswith("DeadlineError: timed out waiting for a call (timeout: 0.05 s)")
+    assert first[1] == second[1] == [2.0] * 4

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -110,4 +111,68 @@ def calls(rank: int) -> list[Any]:
     return result
 
 
-PROGRAMS: dict[str, Callable[[int], list[Any]]] = {"ddp": ddp, "fsdp_and_dtensor": fsdp_and_dtensor, "calls": calls}
+def unequal_parts(rank: int) -> list[Any]:
+    """Gloo has no lists of unequal parts: there messages do the same."""
+    shapes = [(2, 3), (1,)]
+    mine, result = torch.full(shapes[rank], float(rank + 1)), list[Any]()
+    parts = [torch.empty(shape) for shape in shapes]
+    strided, shares = torch.zeros(3, 2).T if rank == 0 else torch.zeros(1), [torch.full(shape, 5.0) for shape in shapes]
+    if dist.get_backend() == "gloo":
+        for source, part in enumerate(parts):
+            part.copy_(mine if source == rank else part)
+            dist.broadcast(part, source)
+        strided.copy_(10.0 * torch.ones(shapes[rank]))
+    else:
+        dist.all_gather(parts, mine)
+        dist.reduce_scatter(strided, shares)
+    result += [part.tolist() for part in parts] + [strided.tolist()]
+    empty = torch.empty(3 if rank == 1 else 0, 2)
+    sent = torch.arange(6.0).view(3, 2) if rank == 0 else torch.empty(0, 2)
+    dist.all_to_all_single(empty, sent, [3, 0] if rank == 1 else [0, 0], [0, 3] if rank == 0 else [0, 0])
+    return [*result, empty.tolist()]
+
+
+def like_gloo(rank: int) -> list[Any]:
+    """Calls that Gloo has, and that we lacked."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    model = nn.Linear(2, 2)
+    weights: dict[str, Any] = (
+        {name: torch.ones_like(value) for name, value in model.state_dict().items()} if rank == 0 else {}
+    )
+    set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    result: list[Any] = [model.weight.tolist()]
+    for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):
+        bits, at_root = torch.tensor([12, 7]) >> rank, torch.tensor([12, 7]) >> rank
+        dist.all_reduce(bits, op)
+        dist.reduce(at_root, 1, op)
+        result += [bits.tolist(), at_root.tolist() if rank == 1 else []]
+    inputs = [torch.full((2,), float(rank)), torch.full((1, 3), 10.0 + rank)]
+    outputs = [[torch.empty(2), torch.empty(1, 3)] for _ in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch means to take it away
+        dist.all_gather_coalesced(outputs, inputs)
+    return [*result, [[tensor.tolist() for tensor in row] for row in outputs]]
+
+
+def limits(rank: int) -> list[Any]:
+    """How a wait ends that was given less time than the call takes, and that the call goes on."""
+    tensor, store = torch.ones(4), dist.distributed_c10d._get_default_store()
+    said = ""
+    if rank == 0:
+        work = dist.all_reduce(tensor, async_op=True)
+        try:
+            work.wait(timedelta(milliseconds=50))
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        store.set("waited", "")
+    else:
+        store.wait(["waited"])
+        work = dist.all_reduce(tensor, async_op=True)
+    assert work.wait(timedelta(seconds=60))
+    return [said, tensor.tolist()]
+
+
+PROGRAMS: dict[str, Callable[[int], list[Any]]] = {
+    program.__name__: program for program in (ddp, fsdp_and_dtensor, calls, unequal_parts, like_gloo, limits)
+}

@@ -107,7 +107,7 @@ def _start_exchange(endpoint: MpiEndpoint, call: calls.AllGather | calls.AllToAl
 def _with_counts(buffer: list[Any], whole: Tensor, sizes: Sizes | None) -> list[Any]:
     """A buffer of bytes, cut into parts that lie one after the other."""
     assert sizes is not None
-    return [buffer[0], part_bytes(whole, sizes), buffer[1]]
+    return [buffer[0], list(part_bytes(whole, sizes)), buffer[1]]  # a tuple would be counts and displacements
 
 
 def _start_reduction(endpoint: MpiEndpoint, call: calls.AllReduce | calls.Reduce | calls.ReduceScatter) -> StartedCall:

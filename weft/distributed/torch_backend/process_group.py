@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import reduce
 from typing import Any, final
 
 import torch
@@ -9,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.distributed.group import calls
-from weft.distributed.group.calls import Call, ReduceOp
+from weft.distributed.group.calls import Call, ReduceOp, Sizes
+from weft.distributed.group.dense import copy_back, make_dense
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.torch_backend.work import FutureResolver, WeftWork
 from weft.errors import UsageError
@@ -17,10 +19,11 @@ from weft.errors import UsageError
 __all__ = ["BACKEND", "WeftProcessGroup"]
 
 BACKEND = "weft"
-_PARTS = -1  # the tag of messages that stand for a gather, a scatter, or an all-to-all of unequal parts
+_PARTS = -1  # the tag of messages that stand for a gather, a scatter, or an all-to-all of lists
 
 # torch's stubs list further overloads that nothing calls on a backend.
 _ProcessGroup: Any = dist.ProcessGroup
+_Combine = Callable[[Tensor, Tensor], Tensor]
 
 
 @final
@@ -56,6 +59,10 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
         self._group_desc = description
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
     getBackendName, getRank, getSize = name, rank, size  # noqa: N815
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
@@ -69,6 +76,9 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
     # --- collectives
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+        bitwise = _bitwise(opts)
+        if bitwise is not None:
+            return self._combine(tensors, bitwise, targets=tensors)
         op = _op(opts)
         return self._start([calls.AllReduce(tensor, op) for tensor in tensors], tensors, opts)
 
@@ -79,7 +89,9 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._start([calls.Broadcast(tensor, root) for tensor in tensors], tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
-        root = 0 if opts is None else opts.rootRank
+        root, bitwise = 0 if opts is None else opts.rootRank, _bitwise(opts)
+        if bitwise is not None:
+            return self._combine(tensors, bitwise, targets=tensors if self._group.rank == root else [])
         return self._start([calls.Reduce(tensor, root, _op(opts)) for tensor in tensors], tensors, opts)
 
     def barrier(self, opts: Any = None) -> dist.Work:
@@ -100,14 +112,22 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work:
-        wholes = [_stack(parts) for parts in outputs]
-        gathers = [calls.AllGather(whole, tensor) for whole, tensor in zip(wholes, inputs, strict=True)]
+        """One list of all ranks' parts for each input; the parts may differ in shape."""
+        wholes = [parts[0].new_empty(sum(part.numel() for part in parts)) for parts in outputs]
+        gathers = [
+            calls.AllGather(whole, tensor.reshape(-1), _sizes(parts))
+            for whole, tensor, parts in zip(wholes, inputs, outputs, strict=True)
+        ]
 
         def hand_out() -> None:
             for whole, parts in zip(wholes, outputs, strict=True):
                 _copy_parts(parts, whole)
 
         return self._start(gathers, [part for parts in outputs for part in parts], opts, hand_out)
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work:
+        """One list of the parts of all inputs for each rank."""
+        return self.allgather([list(parts) for parts in zip(*outputs, strict=True)], inputs, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         return self._start([calls.ReduceScatter(output, input, _op(opts))], [output], opts)
@@ -124,7 +144,18 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work:
-        return self.reduce_scatter_single_coalesced(outputs, [torch.stack(parts) for parts in inputs], opts)
+        """One list of all ranks' parts for each output; the parts may differ in shape."""
+        op, dense = _op(opts), [make_dense(output) for output in outputs]
+        scatters = [
+            calls.ReduceScatter(output, torch.cat([part.reshape(-1) for part in parts]), op, _sizes(parts))
+            for output, parts in zip(dense, inputs, strict=True)
+        ]
+
+        def hand_out() -> None:
+            for output, flat in zip(outputs, dense, strict=True):
+                copy_back(output, flat)
+
+        return self._start(scatters, outputs, opts, hand_out)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work:
         root = 0 if opts is None else opts.rootRank
@@ -143,14 +174,18 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
     ) -> dist.Work:
         if not output_sizes and not input_sizes:
             return self._start([calls.AllToAll(output, input)], [output])
-        rows = [sizes or [tensor.shape[0] // self._group.size] * self._group.size
-                for sizes, tensor in ((output_sizes, output), (input_sizes, input))]  # fmt: skip
-        return self._exchange(list(output.split(rows[0])), list(input.split(rows[1])), [output])
+        received, sent = (
+            tuple(sizes) or (tensor.shape[0] // self._group.size,) * self._group.size
+            for sizes, tensor in ((output_sizes, output), (input_sizes, input))
+        )
+        return self._start([calls.AllToAll(output, input, sent, received)], [output])
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> dist.Work:
-        return self._exchange(outputs, inputs, outputs)
+        sends = [calls.Send(tensor, peer, _PARTS) for peer, tensor in enumerate(inputs)]
+        recvs = [calls.Recv(tensor, peer, _PARTS) for peer, tensor in enumerate(outputs)]
+        return self._start([*recvs, *sends], outputs)
 
     # --- messages
 
@@ -163,11 +198,16 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
         raise UsageError("shared memory cannot receive from any source; name the rank to receive from")
 
-    def _exchange(self, outputs: list[Tensor], inputs: list[Tensor], result: list[Tensor]) -> dist.Work:
-        """Parts of any size, each to its rank."""
-        sends = [calls.Send(tensor, peer, _PARTS) for peer, tensor in enumerate(inputs)]
-        recvs = [calls.Recv(tensor, peer, _PARTS) for peer, tensor in enumerate(outputs)]
-        return self._start([*recvs, *sends], result)
+    def _combine(self, tensors: list[Tensor], combine: _Combine, *, targets: list[Tensor]) -> dist.Work:
+        """A reduction that groups do not have: all is gathered, and combined in the order of ranks."""
+        wholes = [torch.empty((self._group.size, *tensor.shape), dtype=tensor.dtype) for tensor in tensors]
+        gathers = [calls.AllGather(whole, tensor) for whole, tensor in zip(wholes, tensors, strict=True)]
+
+        def finish() -> None:
+            for target, whole in zip(targets, wholes, strict=False):
+                target.copy_(reduce(combine, whole))
+
+        return self._start(gathers, tensors, finish=finish)
 
     def _start(
         self,
@@ -185,6 +225,12 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
 # By torch's inner enumeration: its reductions themselves are slow to compare. Its stubs do not know the members.
 _NAMES: dict[str, ReduceOp] = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
 _OPS: dict[Any, ReduceOp] = {getattr(dist.ReduceOp.RedOpType, name): op for name, op in _NAMES.items()}
+_BITWISE_NAMES: dict[str, _Combine] = {
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+_BITWISE = {getattr(dist.ReduceOp.RedOpType, name): combine for name, combine in _BITWISE_NAMES.items()}
 
 
 def _op(opts: Any) -> ReduceOp:
@@ -198,11 +244,16 @@ def _op(opts: Any) -> ReduceOp:
     return op
 
 
-def _stack(parts: Sequence[Tensor]) -> Tensor:
-    """Room for all parts, one after the other."""
-    return torch.empty((len(parts), *parts[0].shape), dtype=parts[0].dtype)
+def _bitwise(opts: Any) -> _Combine | None:
+    return None if opts is None else _BITWISE.get(opts.reduceOp.op)
+
+
+def _sizes(parts: Sequence[Tensor]) -> Sizes | None:
+    """Elements of the parts; None where all are equal."""
+    sizes = tuple(part.numel() for part in parts)
+    return None if len(set(sizes)) == 1 else sizes
 
 
 def _copy_parts(parts: Sequence[Tensor], whole: Tensor) -> None:
-    for part, row in zip(parts, whole, strict=True):
-        part.copy_(row)
+    for part, elements in zip(parts, whole.split([part.numel() for part in parts]), strict=True):
+        part.copy_(elements.view(part.shape))

@@ -2,6 +2,7 @@
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import final
@@ -11,8 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.distributed.group.group import AbstractWork
+from weft.errors import DeadlineError
 
 __all__ = ["FutureResolver", "WeftWork"]
+
+POLL_SECONDS = 1e-4
 
 
 @final
@@ -32,6 +36,9 @@ class WeftWork(dist.Work):
         self._future: torch.futures.Future[list[Tensor]] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        """Raises DeadlineError where the call is not done in time. None, and 0 as in torch, are no limit."""
+        if timeout is not None and timeout > timedelta(0):
+            self._wait_until(time.monotonic() + timeout.total_seconds(), timeout)
         for work in self._works:
             work.wait()
         if self._finish is not None:
@@ -40,6 +47,16 @@ class WeftWork(dist.Work):
                 if finish is not None:
                     finish()
         return True
+
+    def _wait_until(self, deadline: float, timeout: timedelta) -> None:
+        while not self.is_completed():
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"timed out waiting for a call (timeout: {timeout.total_seconds():g} s); "
+                    "look at what the other ranks do, or wait for longer",
+                    peers=(),
+                )
+            time.sleep(POLL_SECONDS)
 
     def is_completed(self) -> bool:
         return all(work.is_done() for work in self._works)
