@@ -49,7 +49,7 @@ class LaunchedPlace(AbstractPlace):
     def open_group(self, plan: Plan) -> AbstractGroup:
         group = open_group(self.launch)
         try:
-            return with_topology(group, plan)
+            return with_topology(group, plan, self.launch.local_size)
         except BaseException:
             group.close()
             raise

@@ -13,13 +13,9 @@ from weft.distributed.virtual.scheduler import Scheduler
 from weft.distributed.virtual.trace import TraceEvent
 from weft.distributed.virtual.works import CollectiveWork, Membership
 from weft.errors import TrainingError
-from weft.planning.cluster import Link
-from weft.planning.network import LinkSchedule, NetworkModel
+from weft.planning.network import TEN_GIGABIT, LinkSchedule, NetworkModel
 
-__all__ = ["TEN_GIGABIT", "VirtualResult", "die", "run_virtual"]
-
-TEN_GIGABIT = NetworkModel(between=Link(alpha=3e-5, beta=8e-10))
-"""Plain 10 Gbit/s Ethernet: 30 microseconds a message, 1.25 GB/s."""
+__all__ = ["VirtualResult", "die", "run_virtual"]
 
 MOST_WAITS_TOLD = 16
 
@@ -71,6 +67,7 @@ def run_virtual(
         trace: whether the result tells what each rank did when.
 
     >>> import torch
+    >>> from weft.planning.cluster import Link
     >>> def program(group):
     ...     group.clock.charge(0.5)
     ...     total = torch.full((4,), float(group.rank))
@@ -80,12 +77,8 @@ def run_virtual(
     >>> result.results, result.seconds
     ((6.0, 6.0, 6.0, 6.0), (1.5, 1.5, 1.5, 1.5))
     """
-    cluster = _Cluster(size, network, choice or _choice_for(network), timeout, notice, trace=trace)
+    cluster = _Cluster(size, network, choice or AlgorithmChoice(network=network), timeout, notice, trace=trace)
     return cluster.run(program, faults, generation)
-
-
-def _choice_for(network: NetworkModel) -> AlgorithmChoice:
-    return AlgorithmChoice("auto", network.ranks_per_host, network.between.alpha, network.between.beta, network.gamma)
 
 
 @final
