@@ -41,7 +41,7 @@ def all_reduce_rounds(
 def all_reduce_schedule(algorithm: Algorithm, rank: int, size: int) -> AllReduceSchedule:
     """The schedule of one rank; a direct one collects every part at its own rank, which reduces it."""
     if algorithm.name == "direct":
-        collecting = schedules.all_to_all(rank, size)
+        collecting = schedules.collect(rank, size)
         return AllReduceSchedule(collecting + schedules.all_gather(rank, size), size, collected=len(collecting))
     if algorithm.name == "ring":
         return AllReduceSchedule(schedules.ring(rank, size), size)

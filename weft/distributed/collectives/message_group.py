@@ -27,7 +27,7 @@ POLL_SECONDS = 2e-5
 def start_rounds(call: Call, rank: int, size: int, tag: int, choice: AlgorithmChoice) -> CollectiveRounds | None:
     """The rounds of a collective call, all-reduce by the chosen algorithm; None where that is the transport's own."""
     if isinstance(call, AllReduce):
-        algorithm = choice.algorithm(size, call.tensor.nbytes)
+        algorithm = choice.algorithm(size, call.tensor.nbytes, call.tensor.element_size())
         return None if algorithm is None else all_reduce_rounds(call, rank, size, tag, algorithm)
     return rounds_of(call, rank, size, tag)
 

@@ -1,7 +1,8 @@
-"""Measures a group: the cost of a message between two ranks, inside a host and between hosts, of the line that the ranks
-of a host share, and of the transport's own all-reduce."""
+"""Measures a group: messages inside a host and between hosts, the line that the ranks of a host share, and the
+transport's own all-reduce."""
 
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import torch
@@ -51,9 +52,9 @@ def probe_network(group: AbstractGroup, ranks_per_host: int | None = None) -> Ne
     if inner in (1, group.size):
         return NetworkModel(probe(group, peers=(0, group.size - 1)).link)
     inside, between = probe(group).link, probe(group, peers=(0, inner)).link
-    # All ranks of host 0 send at once, each to its like on host 1: how much longer that takes tells how much they share.
+    # All ranks of host 0 send at once: how much longer that takes than one of them tells what they share.
     size = PROBED_SIZES[-1]
-    seconds = max(_slowest(group, lambda: _burst(group, inner, size)) - 2 * between.alpha, 0.0)
+    seconds = max(_slowest(group, partial(_burst, group, inner, size)) - 2 * between.alpha, 0.0)
     return NetworkModel(between, inside, inner, host_beta=seconds / (inner * size))
 
 
@@ -63,7 +64,7 @@ def probe_all_reduce(group: AbstractGroup, sizes: tuple[int, ...] = PROBED_SIZES
     for size in sizes:
         message = group.empty((size // 4,))
         message.zero_()
-        points.append((size, _slowest(group, lambda message=message: group.all_reduce(message))))
+        points.append((size, _slowest(group, partial(group.all_reduce, message))))
     return tuple(points)
 
 

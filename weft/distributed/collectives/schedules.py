@@ -6,6 +6,7 @@ same two operands: every rank ends with the same bits.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from weft.distributed.collectives.moves import Action, Move, Parts, Schedule, all_parts
@@ -26,6 +27,7 @@ __all__ = [
     "all_to_all",
     "barrier",
     "broadcast",
+    "collect",
     "halving_doubling",
     "hierarchical",
     "hierarchical_parts",
@@ -147,6 +149,12 @@ def all_gather(rank: int, size: int) -> Schedule:
 def all_to_all(rank: int, size: int) -> Schedule:
     """Pairwise: sends part j of the input to rank j, receives part i of the output from rank i."""
     return pairwise_exchange(range(size), rank, all_parts(size))
+
+
+@lru_cache(CACHED)
+def collect(rank: int, size: int) -> Schedule:
+    """As all_to_all, by the parts of one message: this rank's own from each of the others."""
+    return tuple((send, replace(recv, parts=(rank, rank + 1))) for send, recv in all_to_all(rank, size))
 
 
 @lru_cache(CACHED)
