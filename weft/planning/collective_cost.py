@@ -1,8 +1,8 @@
 """The cost of each collective: the textbook's formulas for N ranks and m bytes, rank by rank.
 
 They live here, below the collectives that they describe, because the planner may not import what carries a plan out.
-They are exact where N divides the message; a ragged message adds at most one element a round. A tree waits for fewer
-messages than it has rounds where N is no power of two, and ranks whose part of a small message is empty send less.
+They are exact where N divides the message; a ragged message adds at most one element a round, and ranks whose part of
+a small message is empty wait for less.
 """
 
 from collections.abc import Callable, Iterable
@@ -80,11 +80,12 @@ def collective_cost(name: CollectiveName, size: int, num_bytes: float) -> Commun
         return _alike(size, Cost(share, size - 1, share, share))
     if name == "barrier":
         return _alike(size, Cost(depth * num_bytes, depth, depth * num_bytes))
+    rounds, path = _tree_rounds(size), depth * num_bytes
     num_children = [_num_children(rank, size) for rank in range(size)]
     if name == "broadcast":
-        return _costs(Cost(children * num_bytes, depth, depth * num_bytes) for children in num_children)
+        return _costs(Cost(children * num_bytes, rounds, path) for children in num_children)
     return _costs(
-        Cost(num_bytes if rank else 0.0, depth, depth * num_bytes, children * num_bytes)
+        Cost(num_bytes if rank else 0.0, rounds, path, children * num_bytes)
         for rank, children in enumerate(num_children)
     )
 
@@ -106,9 +107,9 @@ def ring(algorithm: Algorithm, size: int, num_bytes: float) -> CommunicationCost
 
 
 def tree(algorithm: Algorithm, size: int, num_bytes: float) -> CommunicationCost:
-    rounds = 2 * log2_ceil(size)
+    rounds, path = 2 * _tree_rounds(size), 2 * log2_ceil(size) * num_bytes
     return _costs(
-        Cost((children + bool(rank)) * num_bytes, rounds, rounds * num_bytes, children * num_bytes)
+        Cost((children + bool(rank)) * num_bytes, rounds, path, children * num_bytes)
         for rank, children in ((rank, _num_children(rank, size)) for rank in range(size))
     )
 
@@ -138,7 +139,7 @@ def hierarchical(algorithm: Algorithm, size: int, num_bytes: float) -> Communica
 def _ragged_hierarchical(size: int, inner: int, num_hosts: int, num_bytes: float) -> CommunicationCost:
     """Trees inside hosts, a ring among their first ranks."""
     between, depth = (num_hosts - 1) / num_hosts * num_bytes, log2_ceil(inner)
-    rounds, path = 2 * (depth + num_hosts - 1), 2 * (depth * num_bytes + between)
+    rounds, path = 2 * (_tree_rounds(inner) + num_hosts - 1), 2 * (depth * num_bytes + between)
     costs = []
     for rank in range(size):
         host, place = divmod(rank, inner)
@@ -151,6 +152,12 @@ def _ragged_hierarchical(size: int, inner: int, num_hosts: int, num_bytes: float
 
 def _level_rounds(size: int, by: LevelAlgorithm) -> int:
     return log2_ceil(size) if by == "halving" and is_power_of_two(size) else size - 1
+
+
+def _tree_rounds(size: int) -> int:
+    """Of a binomial tree, one way. Where the last branches are missing, rank 0 gets messages one after the other that
+    were sent side by side; so the bytes of the path are those of all branches."""
+    return size.bit_length() - 1
 
 
 def _num_children(place: int, size: int) -> int:

@@ -46,6 +46,13 @@ from weft.specs.plan import Plan
 
 __all__ = ["Step", "algorithm_of", "plan_cost"]
 
+PACKED = 1
+"""Copies of the gradients in a group: they are packed. Large ones travel alone, in memory of their own, and count for
+less than this."""
+
+DEALT = 2
+"""Messages by which ranks that reach their neighbours alone are told which samples to take."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -90,7 +97,7 @@ def plan_cost(
 
     >>> from weft.specs import parse_plan
     >>> plan_cost(parse_plan("data=4"), 1000.0).of("worker")
-    Cost(bytes_sent=1500.0, rounds=6.0, path_bytes=1500.0, bytes_reduced=750.0, memory=1000.0)
+    Cost(bytes_sent=1500.0, rounds=6, path_bytes=1500.0, bytes_reduced=750.0, memory=1000.0)
     >>> plan_cost(parse_plan("data=4 consistency=local(8)"), 1000.0).of("worker").bytes_sent
     187.5
     >>> plan_cost(parse_plan("data=4 consistency=stale topology=server(shards=2)"), 1000.0).of("server").bytes_sent
@@ -118,14 +125,14 @@ def algorithm_of(plan: Plan) -> Algorithm:
 
 
 def synchronous(step: Step) -> CommunicationCost:
-    """An update of what all ranks found. Gradients are packed; large ones travel alone, in memory of their own."""
+    """An update of what all ranks found."""
     plan = step.plan
     if plan.channel == "servers":
         return served(step)
     if plan.shard > 1:
         return _sharded(step)
     cost = all_reduce_cost(algorithm_of(plan), plan.num_ranks, step.sent_bytes)
-    return _coded(cost, step).holding(step.num_bytes if plan.num_ranks > 1 else 0.0)
+    return _coded(cost, step).holding(PACKED * step.num_bytes if plan.num_ranks > 1 else 0.0)
 
 
 def _sharded(step: Step) -> CommunicationCost:
@@ -136,28 +143,31 @@ def _sharded(step: Step) -> CommunicationCost:
     part = all_reduce_cost(algorithm_of(plan), plan.data, step.sent_bytes / plan.shard)
     one = scatter.busiest.plus(part.busiest).plus(gather.busiest)
     cost = CommunicationCost((one,) * plan.num_ranks, plan.roles)
-    return _coded(cost, step).holding(step.num_bytes - step.state_bytes * (1 - 1 / plan.shard))
+    return _coded(cost, step).holding(PACKED * step.num_bytes - step.state_bytes * (1 - 1 / plan.shard))
 
 
 def local(step: Step) -> CommunicationCost:
-    """Weights are packed once; an outer optimizer keeps those of the last meeting, and its momentum."""
+    """Weights are packed, and the state; an outer optimizer keeps the weights of the last meeting, and its momentum."""
     choice, algorithm, size = step.plan.consistency, algorithm_of(step.plan), step.plan.num_ranks
     cost = _coded(all_reduce_cost(algorithm, size, step.sent_bytes), step)
     if choice["state"] == "mean" and step.state_bytes:
-        cost = cost.plus(all_reduce_cost(algorithm, size, step.state_bytes))
+        cost = cost.plus(all_reduce_cost(algorithm, size, step.state_bytes)).holding(step.state_bytes)
     copies = 3 if choice["outer"] == "nesterov" else 1
-    return cost.mean_over(step.period).holding(copies * step.num_bytes)
+    return cost.mean_over(step.period).holding((PACKED + copies) * step.num_bytes)
 
 
 def gossip(step: Step) -> CommunicationCost:
+    """Neighbours send their weights side by side."""
     plan, sent_bytes = step.plan, step.sent_bytes
     graph = str(plan.consistency["graph"])
     if plan.consistency["mix"] == "pair":
         return _paired(step, graph)
     sent = num_neighbours(graph, plan.num_ranks) * sent_bytes
-    worker, responder = Cost(sent, 1, sent, sent), Cost()
-    addresses = tuple(worker if kind == "worker" else responder for kind in plan.roles.kinds)
-    return _coded(CommunicationCost(addresses, plan.roles), step).holding(step.num_bytes)
+    if plan.channel == "neighbours":
+        worker = Cost(sent, DEALT, sent, sent, step.num_bytes)
+        return _coded(CommunicationCost((worker,) * plan.num_ranks + (Cost(),) * plan.num_ranks, plan.roles), step)
+    cost = CommunicationCost((Cost(sent, 1, sent, sent),) * plan.num_ranks, plan.roles)
+    return _coded(cost, step).holding((PACKED + 1) * step.num_bytes)
 
 
 def _paired(step: Step, graph: str) -> CommunicationCost:
@@ -165,22 +175,22 @@ def _paired(step: Step, graph: str) -> CommunicationCost:
     plan, sent_bytes = step.plan, step.sent_bytes
     split = make_split(graph, plan.num_ranks)
     asks = Cost(sent_bytes, 2, 2 * sent_bytes, 0.0, step.num_bytes)
-    workers = [asks if is_asking else Cost(memory=step.num_bytes) for is_asking in split.asks]
+    answers = Cost(rounds=DEALT, memory=step.num_bytes)
+    workers = [asks if is_asking else answers for is_asking in split.asks]
     responders = [Cost(load * sent_bytes, bytes_reduced=load * sent_bytes) for load in split.loads()]
     return _coded(CommunicationCost((*workers, *responders), plan.roles), step)
 
 
 def elastic(step: Step) -> CommunicationCost:
-    """Rank 0 serves the visitors of a step one after the other; the last of them waits for all. Everybody keeps what it
-    sent, and the centre that came back."""
+    """Rank 0 serves all visitors, over one line. Everybody keeps what it sent, and the centre that came back."""
     plan, sent_bytes = step.plan, step.sent_bytes
     if plan.channel == "servers":
         return _at_servers(step, reduced=sent_bytes, copies=2)
     visits = plan.num_ranks - 1
-    home = Cost(visits * sent_bytes, 2 * visits, 2 * visits * sent_bytes, plan.num_ranks * sent_bytes)
+    home = Cost(visits * sent_bytes, 2, 2 * visits * sent_bytes, plan.num_ranks * sent_bytes)
     visitor = Cost(sent_bytes, 2, 2 * sent_bytes, sent_bytes)
     cost = CommunicationCost((home, *[visitor] * visits), plan.roles)
-    return _coded(cost, step).mean_over(step.period).holding(2 * step.num_bytes)
+    return _coded(cost, step).mean_over(step.period).holding((PACKED + 2) * step.num_bytes)
 
 
 def served(step: Step) -> CommunicationCost:
@@ -188,19 +198,21 @@ def served(step: Step) -> CommunicationCost:
 
 
 def _at_servers(step: Step, *, reduced: float = 0.0, copies: int = 0) -> CommunicationCost:
-    """Shards hold the weights, add up what comes, and answer it.
+    """Shards hold the weights, add up what comes, and answer it. A worker keeps what it has for shards whose turn it is
+    not.
 
     Args:
         reduced: bytes that a worker adds up.
         copies: of the weights, which it keeps.
     """
     plan, size, shards = step.plan, step.plan.num_ranks, step.plan.num_shards
-    pushed = step.sent_bytes / int(plan.consistency.get("parts", 1))
+    parts = int(plan.consistency.get("parts", 1))
+    pushed, pending = step.sent_bytes / parts, (1 - 1 / parts) * step.num_bytes
     at_shard = size * pushed / shards
     worker = Cost(pushed, 2, 2 * pushed, reduced)
     shard = Cost(at_shard, 2, 2 * at_shard, at_shard, step.num_bytes / shards)
     cost = _coded(CommunicationCost((worker,) * size + (shard,) * shards, plan.roles), step)
-    return cost.mean_over(step.period).holding(copies * step.num_bytes)
+    return cost.mean_over(step.period).holding(copies * step.num_bytes + pending)
 
 
 def _hosted(step: Step) -> CommunicationCost:

@@ -67,7 +67,17 @@ def cost_of(schedules: list[Schedule], part_lengths: list[int]) -> list[Cost]:
 
     rounds = list(zip(*schedules, strict=True))
     path = sum(map(largest, rounds))
-    return [Cost(total(s, Action.SEND), len(rounds), path, total(s, Action.REDUCE)) for s in schedules]
+    chain = longest_chain(schedules)
+    return [Cost(total(s, Action.SEND), chain, path, total(s, Action.REDUCE)) for s in schedules]
+
+
+def longest_chain(schedules: list[Schedule]) -> int:
+    """Messages of which each waits for the one before."""
+    depth = [0] * len(schedules)
+    for moves_of in zip(*schedules, strict=True):
+        arrived = [[depth[m.peer] + 1 for m in moves if m.action is not Action.SEND] for moves in moves_of]
+        depth = [max([own, *others]) for own, others in zip(depth, arrived, strict=True)]
+    return max(depth)
 
 
 def assert_alike(counted: list[Cost], stated: Sequence[Cost]) -> None:
