@@ -128,7 +128,7 @@ def bytes_after(text: str, num_steps: int) -> tuple[list[float], float]:
 
         return list(run_virtual(program, plan.num_ranks).results), 0
     _, boxes = run(plan, lambda group, replicas: take_steps(replicas, num_steps, group.clock.charge) and None)
-    sent = [
+    sent: list[float] = [
         sum(count.num_bytes for (_, tag), count in boxes[address].traffic.sent.items() if tag in TAGS)
         for address in sorted(boxes)
     ]

@@ -26,10 +26,7 @@ def test_halving_folds_what_is_beyond_a_power_of_two() -> None:
 
 def test_two_levels_take_fewer_rounds_by_halving_than_by_ring() -> None:
     """12 ranks on 3 hosts: halving inside, where there are 4; a ring of 3 between."""
-    by_ring, by_halving = (
-        all_reduce_cost(Algorithm("hierarchical", 4, by), 12, 1200)  # type: ignore[arg-type]
-        for by in ("ring", "halving")
-    )
+    by_ring, by_halving = (all_reduce_cost(Algorithm("hierarchical", 4, by), 12, 1200) for by in ("ring", "halving"))
     assert (by_ring.rounds, by_halving.rounds) == (10, 8) and by_ring.total_bytes == by_halving.total_bytes
 
 

@@ -33,7 +33,6 @@ from weft.planning.codec_cost import CodecCost, codec_cost
 from weft.planning.collective_cost import (
     ALL_REDUCE_ALGORITHMS,
     Algorithm,
-    AllReduceAlgorithm,
     LevelAlgorithm,
     all_reduce_cost,
     collective_cost,
@@ -105,10 +104,9 @@ def plan_cost(
     >>> plan_cost(parse_plan("data=8 consistency=async topology=server(inner=4)"), 1000.0).between_bytes
     4000.0
     """
-    row = AXES["consistency"][plan.consistency.name]
-    if plan.num_ranks > 1 and plan.channel not in row.realised_by:
+    if plan.num_shards and plan.channel != "servers":
         raise UsageError(f"cost of this plan is not known ({plan}); choose another consistency or topology")
-    formula: Callable[[Step], CommunicationCost] = load(row.cost)
+    formula: Callable[[Step], CommunicationCost] = load(AXES["consistency"][plan.consistency.name].cost)
     return formula(Step(plan, num_bytes, state_bytes, joined, element_bytes))
 
 
@@ -118,7 +116,7 @@ def algorithm_of(plan: Plan) -> Algorithm:
     if name not in ALL_REDUCE_ALGORITHMS:
         return Algorithm("ring")
     inner, by = int(plan.topology.get("inner", 0)), plan.topology.get("by", "ring")
-    return Algorithm(cast(AllReduceAlgorithm, name), inner, cast(LevelAlgorithm, by))
+    return Algorithm(name, inner, cast(LevelAlgorithm, by))
 
 
 # Rows of the consistency axis: functions of a step.

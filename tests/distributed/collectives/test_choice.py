@@ -45,7 +45,7 @@ SIZES = (8, 4096, 65_536, 1 << 20, 1 << 22)
 def seconds_of(cluster: str, num_bytes: int, algorithm: Algorithm | None) -> float:
     """That an all-reduce takes on the virtual cluster; of None, what the cluster chooses."""
     size, network = CLUSTERS[cluster]
-    choice = algorithm and AlgorithmChoice(algorithm.name, algorithm.inner or None, algorithm.by)
+    choice = None if algorithm is None else AlgorithmChoice(algorithm.name, algorithm.inner or None, algorithm.by)
 
     def program(group: AbstractGroup) -> None:
         group.all_reduce(torch.zeros(num_bytes // 4))
@@ -65,7 +65,7 @@ def test_a_choice_that_knows_no_levels_is_found_out() -> None:
     """The one of before: by the formulas, on the line between hosts, among four."""
     cluster, num_bytes = "8 hosts of 4, slow lines", 1 << 22
     size, network = CLUSTERS[cluster]
-    flat = [Algorithm(name) for name in ("direct", "ring", "halving_doubling", "tree")]  # type: ignore[arg-type]
+    flat = [Algorithm(name) for name in ("direct", "ring", "halving_doubling", "tree")]
     link = network.between
     old = min(flat, key=lambda a: estimate(all_reduce_cost(a, size, num_bytes), link.alpha, link.beta))
     every = [seconds_of(cluster, num_bytes, algorithm) for algorithm in candidates(size)]

@@ -74,7 +74,7 @@ def test_other_collectives_send_the_bytes_of_the_formula(size: int) -> None:
 
     for sent in run_virtual(program, size).results:
         for name, num_bytes in sent.items():
-            assert num_bytes == pytest.approx(collective_cost(name, size, 24 * size).rank_bytes)  # type: ignore[arg-type]
+            assert num_bytes == pytest.approx(collective_cost(name, size, 24 * size).rank_bytes)
 
 
 def noisy_sum(group: AbstractGroup, algorithm: AlgorithmName, length: int, over_messages: bool) -> torch.Tensor:

@@ -1,5 +1,4 @@
-"""Measures a group: messages inside a host and between hosts, the line that the ranks of a host share, and the
-transport's own all-reduce."""
+"""Measures a group: messages inside a host and between hosts, lines that ranks share, and its own all-reduce."""
 
 from collections.abc import Callable
 from functools import partial
@@ -85,7 +84,7 @@ def _slowest(group: AbstractGroup, act: Callable[[], None], num_warm_ups: int = 
         act()
         times[i] = group.clock.now() - began
     group.all_reduce(times, "max")
-    return median(times[num_warm_ups:].tolist())
+    return float(median(times[num_warm_ups:].tolist()))
 
 
 def _burst(group: AbstractGroup, inner: int, size: int) -> None:
