@@ -33,7 +33,7 @@ def test_probe_writes_the_cluster_and_prints_the_fit(weft: Any, probed: list[int
     assert read_cluster(Path("cluster.toml")) == CLUSTER
     assert "inside a host   1.000 µs     1.000 GB/s" in outcome.out
     assert "over sockets    100.0 µs  no limit seen" in outcome.out
-    assert "256 ranks" in outcome.out and "halving_doubling" in outcome.out
+    assert "64 ranks" in outcome.out and "halving_doubling" in outcome.out
     assert outcome.out.endswith("cluster file: cluster.toml\n")
 
 

@@ -45,8 +45,8 @@ def test_choices_take_the_link_that_the_ranks_would_use() -> None:
 
 
 def test_small_messages_take_few_rounds_and_large_ones_few_bytes() -> None:
-    small, large = table_of_choices(CLUSTER, (6,), (8, 1 << 30))
-    assert (small.algorithm, large.algorithm) == ("halving_doubling", "direct")
+    small, large = table_of_choices(CLUSTER, (8,), (1024, 1 << 30))
+    assert (small.algorithm, large.algorithm) == ("hierarchical(4,halving)", "hierarchical(4)")
 
 
 def test_reducing_takes_time() -> None:

@@ -1,8 +1,12 @@
 """The cost of codecs as data: what is sent instead of a message, what is kept back, and what encoding costs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.errors import UsageError, nearest
+from weft.specs.axes import AXES
+from weft.specs.loading import load
+from weft.specs.plan import Choice
 
 __all__ = ["CodecCost", "codec_cost"]
 
@@ -24,15 +28,30 @@ class CodecCost:
     memory_bytes: float = 0.0
 
 
-def codec_cost(name: str, num_bytes: float, element_bytes: int = 4) -> CodecCost:
-    """Of a message of so many bytes, whose elements have `element_bytes` each.
+def codec_cost(compress: Choice | str, num_bytes: float, element_bytes: int = 4) -> CodecCost:
+    """Of a message of so many bytes, whose elements have `element_bytes` each, by the row of its compression.
 
     >>> codec_cost("bf16", 1000.0).sent_bytes
     500.0
     """
-    if name == "none":
+    choice = Choice(compress) if isinstance(compress, str) else compress
+    rows = {name: value.cost for name, value in AXES["compress"].items() if value.cost}
+    if choice.name not in rows:
+        raise UsageError(f"cost of this compression is not known ({choice}); {nearest(choice.name, rows)}")
+    formula: Callable[[Choice, float, int], CodecCost] = load(rows[choice.name])
+    return formula(choice, num_bytes, element_bytes)
+
+
+# Rows of the compression axis: functions of (choice, num_bytes, element_bytes).
+
+
+def none(choice: Choice, num_bytes: float, element_bytes: int) -> CodecCost:
+    return CodecCost(num_bytes)
+
+
+def half(choice: Choice, num_bytes: float, element_bytes: int) -> CodecCost:
+    """Two bytes an element; what has no more than that is sent as it is."""
+    if element_bytes <= HALF_BYTES:
         return CodecCost(num_bytes)
-    if name in ("fp16", "bf16"):
-        sent = num_bytes * HALF_BYTES / element_bytes
-        return CodecCost(sent, touched_bytes=2 * (num_bytes + sent))
-    raise UsageError(f"cost of this compression is not known ({name}); {nearest(name, ('none', 'fp16', 'bf16'))}")
+    sent = num_bytes * HALF_BYTES / element_bytes
+    return CodecCost(sent, touched_bytes=2 * (num_bytes + sent))

@@ -1,142 +1,175 @@
-"""The cost of communication as data, and that of each collective: the textbook's formulas for N ranks and m bytes.
+"""The cost of each collective: the textbook's formulas for N ranks and m bytes, rank by rank.
 
 They live here, below the collectives that they describe, because the planner may not import what carries a plan out.
-They are exact where N divides the message; a ragged message adds at most one element a round.
+They are exact where N divides the message; a ragged message adds at most one element a round, and ranks whose part of
+a small message is empty wait for less.
 """
 
-from dataclasses import astuple, dataclass, replace
-from operator import add
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from weft.errors import UsageError, nearest
+from weft.planning.cost import CommunicationCost, Cost
+from weft.specs.axes import AXES
+from weft.specs.loading import load
+from weft.specs.roles import assign_roles
 
 __all__ = [
     "ALL_REDUCE_ALGORITHMS",
+    "Algorithm",
     "AllReduceAlgorithm",
     "CollectiveName",
-    "CommunicationCost",
+    "LevelAlgorithm",
     "all_reduce_cost",
     "collective_cost",
-    "estimate",
+    "is_power_of_two",
+    "log2_ceil",
 ]
 
 AllReduceAlgorithm = Literal["direct", "halving_doubling", "hierarchical", "ring", "tree"]
 ALL_REDUCE_ALGORITHMS: tuple[AllReduceAlgorithm, ...] = get_args(AllReduceAlgorithm)
 
+LevelAlgorithm = Literal["halving", "ring"]
+
 CollectiveName = Literal["all_gather", "all_to_all", "barrier", "broadcast", "reduce", "reduce_scatter"]
 
 
 @dataclass(frozen=True)
-class CommunicationCost:
-    """Of a collective, or of a step of a plan, on average.
+class Algorithm:
+    """An all-reduce; one of two levels has inner groups of so many ranks, and goes by ring or by halving in each.
 
-    Args:
-        rounds: messages that a rank waits for, one after the other.
-        path_bytes, path_reduced: bytes sent and reduced meanwhile: the largest message of each round, summed.
-        rank_bytes: what the busiest rank sends.
-        total_bytes: what all ranks send.
-        between_bytes: of these, what host servers and shards send each other.
-        copies: how many times the weights are kept besides the model's own.
+    >>> str(Algorithm("hierarchical", 4, "halving"))
+    'hierarchical(4,halving)'
     """
 
-    rounds: float
-    path_bytes: float
-    path_reduced: float
-    rank_bytes: float
-    total_bytes: float
-    between_bytes: float = 0.0
-    copies: int = 0
+    name: AllReduceAlgorithm
+    inner: int = 0
+    by: LevelAlgorithm = "ring"
 
-    def plus(self, other: "CommunicationCost") -> "CommunicationCost":
-        """Of both, one after the other."""
-        return CommunicationCost(*map(add, astuple(self), astuple(other)))
-
-    def mean_over(self, num_steps: int) -> "CommunicationCost":
-        """Of a step, where this is paid once in so many."""
-        return replace(CommunicationCost(*(value / num_steps for value in astuple(self))), copies=self.copies)
+    def __str__(self) -> str:
+        if self.name != "hierarchical":
+            return self.name
+        return f"hierarchical({self.inner}{'' if self.by == 'ring' else f',{self.by}'})"
 
 
-NOTHING = CommunicationCost(0, 0.0, 0.0, 0.0, 0.0)
-
-
-def estimate(cost: CommunicationCost, alpha: float, beta: float, gamma: float = 0.0) -> float:
-    """Seconds on a network without contention.
-
-    >>> estimate(all_reduce_cost("ring", 4, 1000), alpha=1.0, beta=0.001)
-    7.5
-    """
-    return cost.rounds * alpha + cost.path_bytes * beta + cost.path_reduced * gamma
-
-
-def all_reduce_cost(
-    algorithm: AllReduceAlgorithm, size: int, num_bytes: float, *, ranks_per_host: int | None = None
-) -> CommunicationCost:
-    """Cost of an all-reduce. Every algorithm sends 2(N-1)m in total; they differ in who sends it, and when."""
+def all_reduce_cost(algorithm: Algorithm, size: int, num_bytes: float) -> CommunicationCost:
+    """Cost of an all-reduce, by the row of its topology. Every algorithm sends 2(N-1)m in total; they differ in who
+    sends it, and when."""
+    if algorithm.name not in ALL_REDUCE_ALGORITHMS:
+        raise UsageError(f"unknown all-reduce ({algorithm.name!r}); {nearest(algorithm.name, ALL_REDUCE_ALGORITHMS)}")
     if size == 1:
-        return NOTHING
-    if algorithm in ("ring", "direct"):
-        return _ring(size, num_bytes)
-    if algorithm == "tree":
-        depth = log2_ceil(size)
-        return CommunicationCost(
-            2 * depth, 2 * depth * num_bytes, depth * num_bytes, depth * num_bytes, 2 * (size - 1) * num_bytes
-        )
-    if algorithm == "halving_doubling":
-        return _halving_doubling(size, num_bytes)
-    if algorithm == "hierarchical":
-        return _hierarchical(size, num_bytes, ranks_per_host or size)
-    raise UsageError(f"unknown all-reduce ({algorithm!r}); {nearest(algorithm, ALL_REDUCE_ALGORITHMS)}")
+        return _alike(1, Cost())
+    formula: Callable[[Algorithm, int, float], CommunicationCost] = load(AXES["topology"][algorithm.name].cost)
+    return formula(algorithm, size, num_bytes)
 
 
 def collective_cost(name: CollectiveName, size: int, num_bytes: float) -> CommunicationCost:
-    """Cost of the other collectives; `num_bytes` is the larger of a rank's input and output, and 1 for a barrier."""
+    """Cost of the other collectives, from or to rank 0.
+
+    Args:
+        num_bytes: the larger of a rank's input and output, and 1 for a barrier.
+    """
     if size == 1:
-        return NOTHING
+        return _alike(1, Cost())
     depth = log2_ceil(size)
     share = (size - 1) / size * num_bytes
-    total = (size - 1) * num_bytes
-    costs: dict[CollectiveName, CommunicationCost] = {
-        "all_gather": CommunicationCost(size - 1, share, 0.0, share, total),
-        "all_to_all": CommunicationCost(size - 1, share, 0.0, share, total),
-        "barrier": CommunicationCost(depth, depth * num_bytes, 0.0, depth * num_bytes, size * depth * num_bytes),
-        "broadcast": CommunicationCost(depth, depth * num_bytes, 0.0, depth * num_bytes, total),
-        "reduce": CommunicationCost(depth, depth * num_bytes, depth * num_bytes, num_bytes, total),
-        "reduce_scatter": CommunicationCost(size - 1, share, share, share, total),
-    }
-    return costs[name]
+    if name in ("all_gather", "all_to_all"):
+        return _alike(size, Cost(share, size - 1, share))
+    if name == "reduce_scatter":
+        return _alike(size, Cost(share, size - 1, share, share))
+    if name == "barrier":
+        return _alike(size, Cost(depth * num_bytes, depth, depth * num_bytes))
+    rounds, path = _tree_rounds(size), depth * num_bytes
+    num_children = [_num_children(rank, size) for rank in range(size)]
+    if name == "broadcast":
+        return _costs(Cost(children * num_bytes, rounds, path) for children in num_children)
+    return _costs(
+        Cost(num_bytes if rank else 0.0, rounds, path, children * num_bytes)
+        for rank, children in enumerate(num_children)
+    )
 
 
 def log2_ceil(size: int) -> int:
     return (size - 1).bit_length()
 
 
-def _ring(size: int, num_bytes: float) -> CommunicationCost:
+def is_power_of_two(size: int) -> bool:
+    return size & (size - 1) == 0
+
+
+# Rows of the topology axis: functions of (algorithm, size, num_bytes), for two ranks or more.
+
+
+def ring(algorithm: Algorithm, size: int, num_bytes: float) -> CommunicationCost:
     share = (size - 1) / size * num_bytes
-    return CommunicationCost(2 * (size - 1), 2 * share, share, 2 * share, 2 * (size - 1) * num_bytes)
+    return _alike(size, Cost(2 * share, 2 * (size - 1), 2 * share, share))
 
 
-def _halving_doubling(size: int, num_bytes: float) -> CommunicationCost:
-    power = 1 << (size.bit_length() - 1)
-    share = (power - 1) / power * num_bytes
-    fold = num_bytes if size > power else 0.0
-    rounds = 2 * log2_ceil(power) + (2 if fold else 0)
-    return CommunicationCost(rounds, 2 * (share + fold), share + fold, 2 * share + fold, 2 * (size - 1) * num_bytes)
-
-
-def _hierarchical(size: int, num_bytes: float, ranks_per_host: int) -> CommunicationCost:
-    num_hosts = -(-size // ranks_per_host)
-    total = 2 * (size - 1) * num_bytes
-    between = (num_hosts - 1) / num_hosts * num_bytes
-    if size % ranks_per_host == 0:
-        share = (size - 1) / size * num_bytes
-        return CommunicationCost(2 * (ranks_per_host - 1 + num_hosts - 1), 2 * share, share, 2 * share, total)
-    if num_hosts == 1:
-        return all_reduce_cost("ring", size, num_bytes)
-    depth = log2_ceil(ranks_per_host)
-    return CommunicationCost(
-        2 * (depth + num_hosts - 1),
-        2 * (depth * num_bytes + between),
-        depth * num_bytes + between,
-        2 * between + depth * num_bytes,
-        total,
+def tree(algorithm: Algorithm, size: int, num_bytes: float) -> CommunicationCost:
+    rounds, path = 2 * _tree_rounds(size), 2 * log2_ceil(size) * num_bytes
+    return _costs(
+        Cost((children + bool(rank)) * num_bytes, rounds, path, children * num_bytes)
+        for rank, children in ((rank, _num_children(rank, size)) for rank in range(size))
     )
+
+
+def halving_doubling(algorithm: Algorithm, size: int, num_bytes: float) -> CommunicationCost:
+    """Of the ranks beyond a power of two, each second one of the first folds into the one before it."""
+    power = 1 << (size.bit_length() - 1)
+    share, num_folded = (power - 1) / power * num_bytes, size - power
+    fold = num_bytes if num_folded else 0.0
+    rounds, path = 2 * log2_ceil(power) + (2 if num_folded else 0), 2 * (share + fold)
+    alone = Cost(2 * share, rounds, path, share)
+    host = Cost(2 * share + fold, rounds, path, share + fold)
+    guest = Cost(fold, rounds, path)
+    return _costs([host, guest] * num_folded + [alone] * (size - 2 * num_folded))
+
+
+def hierarchical(algorithm: Algorithm, size: int, num_bytes: float) -> CommunicationCost:
+    inner = min(algorithm.inner or size, size)
+    num_hosts = -(-size // inner)
+    if size % inner == 0:
+        share = (size - 1) / size * num_bytes
+        rounds = 2 * (_level_rounds(inner, algorithm.by) + _level_rounds(num_hosts, algorithm.by))
+        return _alike(size, Cost(2 * share, rounds, 2 * share, share))
+    return _ragged_hierarchical(size, inner, num_hosts, num_bytes)
+
+
+def _ragged_hierarchical(size: int, inner: int, num_hosts: int, num_bytes: float) -> CommunicationCost:
+    """Trees inside hosts, a ring among their first ranks."""
+    between, depth = (num_hosts - 1) / num_hosts * num_bytes, log2_ceil(inner)
+    rounds, path = 2 * (_tree_rounds(inner) + num_hosts - 1), 2 * (depth * num_bytes + between)
+    costs = []
+    for rank in range(size):
+        host, place = divmod(rank, inner)
+        children = _num_children(place, min(inner, size - host * inner)) * num_bytes
+        leads = place == 0
+        sent = children + (2 * between if leads else num_bytes)
+        costs.append(Cost(sent, rounds, path, children + (between if leads else 0.0)))
+    return _costs(costs)
+
+
+def _level_rounds(size: int, by: LevelAlgorithm) -> int:
+    return log2_ceil(size) if by == "halving" and is_power_of_two(size) else size - 1
+
+
+def _tree_rounds(size: int) -> int:
+    """Of a binomial tree, one way. Where the last branches are missing, rank 0 gets messages one after the other that
+    were sent side by side; so the bytes of the path are those of all branches."""
+    return size.bit_length() - 1
+
+
+def _num_children(place: int, size: int) -> int:
+    """In a binomial tree: of rank 0 those at 1, 2, 4, ...; of others as far as their lowest bit."""
+    lowest = place & -place or size
+    return sum(1 for k in range(log2_ceil(size)) if (1 << k) < lowest and place + (1 << k) < size)
+
+
+def _alike(size: int, cost: Cost) -> CommunicationCost:
+    return _costs([cost] * size)
+
+
+def _costs(costs: Iterable[Cost]) -> CommunicationCost:
+    addresses = tuple(costs)
+    return CommunicationCost(addresses, assign_roles(len(addresses), "all_reduce"))

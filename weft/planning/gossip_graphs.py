@@ -70,13 +70,13 @@ class Split:
     def num_asking(self) -> int:
         return sum(self.asks)
 
-    def load(self) -> float:
-        """How often the busiest rank that answers is asked while every other takes one step, on average."""
+    def loads(self) -> list[float]:
+        """How often each rank that answers is asked while every other takes one step, on average."""
         loads = [0.0] * len(self.asks)
         for rank, partners in enumerate(self.partners):
             for partner in partners if self.asks[rank] else ():
                 loads[partner] += 1 / len(partners)
-        return max(loads)
+        return loads
 
 
 def make_split(name: str, size: int) -> Split:

@@ -22,7 +22,16 @@ import numpy as np
 from weft.errors import UsageError
 from weft.planning.cluster import ClusterSpec, Link
 
-__all__ = ["LinkSchedule", "NetworkFit", "NetworkModel", "SlowPair", "Transfer", "fit_alpha_beta", "network_of"]
+__all__ = [
+    "TEN_GIGABIT",
+    "LinkSchedule",
+    "NetworkFit",
+    "NetworkModel",
+    "SlowPair",
+    "Transfer",
+    "fit_alpha_beta",
+    "network_of",
+]
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,10 @@ class NetworkModel:
             if (pair.source, pair.target) == (source, target):
                 link = Link(link.alpha * pair.factor, link.beta * pair.factor)
         return link
+
+
+TEN_GIGABIT = NetworkModel(between=Link(alpha=3e-5, beta=8e-10))
+"""Plain 10 Gbit/s Ethernet: 30 microseconds a message, 1.25 GB/s."""
 
 
 def network_of(cluster: ClusterSpec) -> NetworkModel:

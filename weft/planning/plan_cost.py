@@ -1,6 +1,7 @@
-"""The costs of plans, as one table: bytes and rounds of a step, for m bytes of weights among N ranks.
+"""The cost of a step of every plan, address by address, for m bytes of weights among N ranks.
 
-    sync      an all-reduce of the gradients in every step
+    sync      an all-reduce of the gradients in every step; with shards of the optimizer's state a reduce-scatter of
+              them and an all-gather of the weights
     local     an all-reduce of the weights in every H-th step, and of the optimizer's state where it is averaged
     gossip    the weights to each of d neighbours in every step; in pairs, those of the ranks that ask, there and back
     elastic   the weights to rank 0 and the centre back, for each rank in every tau-th step
@@ -17,134 +18,222 @@ joins goes one push to the shards:
     worker   <-> host server    N m each way, within hosts
     host server  <-> shards     N m / j each way, between hosts, where j of 1 to K gradients are joined on average
 
-Means over steps. What evaluations, checkpoints and stop wishes send is not in them, and what a bound or a round of a
-server makes a worker wait for is no message.
+m is what the codec makes of the weights. Means over steps. What evaluations, checkpoints, stop wishes and norms for
+clipping send is not in them, nor the loss (8 bytes, and 8 more a tensor, in an all-reduce of their own), nor headers of
+messages; and what a bound or a round of a server makes a worker wait for is no message.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
 
 from weft.errors import UsageError
-from weft.planning.collective_cost import ALL_REDUCE_ALGORITHMS, AllReduceAlgorithm, CommunicationCost, all_reduce_cost
+from weft.planning.codec_cost import CodecCost, codec_cost
+from weft.planning.collective_cost import (
+    ALL_REDUCE_ALGORITHMS,
+    Algorithm,
+    LevelAlgorithm,
+    all_reduce_cost,
+    collective_cost,
+)
+from weft.planning.cost import CommunicationCost, Cost
 from weft.planning.gossip_graphs import make_split, num_neighbours
+from weft.specs.axes import AXES
+from weft.specs.loading import load
 from weft.specs.plan import Plan
 
-__all__ = ["PLAN_COSTS", "plan_cost"]
+__all__ = ["Step", "algorithm_of", "plan_cost"]
+
+PACKED = 1
+"""Copies of the gradients in a group: they are packed. Large ones travel alone, in memory of their own, and count for
+less than this."""
+
+DEALT = 2
+"""Messages by which ranks that reach their neighbours alone are told which samples to take."""
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
+    """A step of a plan, whose cost is asked of the row of its consistency."""
+
     plan: Plan
     num_bytes: float
     state_bytes: float
     joined: float | None
+    element_bytes: int
 
     @property
     def period(self) -> int:
         """Steps from one exchange to the next."""
-        return int(dict(self.plan.consistency.parameters).get("steps", 1))
+        return int(self.plan.consistency.get("steps", 1))
+
+    @cached_property
+    def codec(self) -> CodecCost:
+        return codec_cost(self.plan.compress, self.num_bytes, self.element_bytes)
+
+    @property
+    def sent_bytes(self) -> float:
+        """That are sent instead of all weights, or gradients."""
+        return self.codec.sent_bytes
 
 
 def plan_cost(
-    plan: Plan, num_bytes: float, *, state_bytes: float = 0.0, joined: float | None = None
+    plan: Plan,
+    num_bytes: float,
+    *,
+    state_bytes: float = 0.0,
+    joined: float | None = None,
+    element_bytes: int = 4,
 ) -> CommunicationCost:
     """The cost of a plan in a step. All-reduces are those of the topology; `native` and `auto` count as a ring.
 
     Args:
         num_bytes: of the weights, which are also those of the gradients.
-        state_bytes: of the optimizer's state, which counts where it is averaged.
+        state_bytes: of the optimizer's state, which counts where it is averaged or split.
         joined: how many gradients a host server joins into one push, on average; all of its host if not given.
+        element_bytes: of a number of the weights.
 
     >>> from weft.specs import parse_plan
-    >>> cost = plan_cost(parse_plan("data=4"), 1000.0)
-    >>> cost.rounds, cost.rank_bytes, cost.total_bytes, cost.copies
-    (6, 1500.0, 6000.0, 0)
-    >>> cost = plan_cost(parse_plan("data=4 consistency=local(8)"), 1000.0)
-    >>> cost.rounds, cost.rank_bytes, cost.total_bytes, cost.copies
-    (0.75, 187.5, 750.0, 1)
-    >>> plan_cost(parse_plan("data=4 consistency=stale topology=server(shards=2)"), 1000.0).rank_bytes
-    3000.0
+    >>> plan_cost(parse_plan("data=4"), 1000.0).of("worker")
+    Cost(bytes_sent=1500.0, rounds=6, path_bytes=1500.0, bytes_reduced=750.0, memory=1000.0)
+    >>> plan_cost(parse_plan("data=4 consistency=local(8)"), 1000.0).of("worker").bytes_sent
+    187.5
+    >>> plan_cost(parse_plan("data=4 consistency=stale topology=server(shards=2)"), 1000.0).of("server").bytes_sent
+    2000.0
     >>> plan_cost(parse_plan("data=8 consistency=async topology=server(inner=4)"), 1000.0).between_bytes
     4000.0
     """
-    formula = PLAN_COSTS.get((plan.consistency.name, "server" if plan.topology.name == "server" else "peers"))
-    if formula is None:
+    if plan.num_shards and plan.channel != "servers":
         raise UsageError(f"cost of this plan is not known ({plan}); choose another consistency or topology")
-    return formula(_Step(plan, num_bytes, state_bytes, joined))
+    formula: Callable[[Step], CommunicationCost] = load(AXES["consistency"][plan.consistency.name].cost)
+    return formula(Step(plan, num_bytes, state_bytes, joined, element_bytes))
 
 
-def _all_reduce(step: _Step, num_bytes: float) -> CommunicationCost:
-    topology = step.plan.topology
-    algorithm: AllReduceAlgorithm = next((name for name in ALL_REDUCE_ALGORITHMS if name == topology.name), "ring")
-    inner = int(topology["inner"]) if algorithm == "hierarchical" else None
-    return all_reduce_cost(algorithm, step.plan.num_ranks, num_bytes, ranks_per_host=inner)
+def algorithm_of(plan: Plan) -> Algorithm:
+    """The all-reduce that a plan's topology counts as."""
+    name = plan.topology.name
+    if name not in ALL_REDUCE_ALGORITHMS:
+        return Algorithm("ring")
+    inner, by = int(plan.topology.get("inner", 0)), plan.topology.get("by", "ring")
+    return Algorithm(name, inner, cast(LevelAlgorithm, by))
 
 
-def _sync(step: _Step) -> CommunicationCost:
-    return _all_reduce(step, step.num_bytes)
+# Rows of the consistency axis: functions of a step.
 
 
-def _local(step: _Step) -> CommunicationCost:
-    choice, cost = step.plan.consistency, _all_reduce(step, step.num_bytes)
-    if choice["state"] == "mean" and step.state_bytes:
-        cost = cost.plus(_all_reduce(step, step.state_bytes))
-    return replace(cost.mean_over(step.period), copies=3 if choice["outer"] == "nesterov" else 1)
-
-
-def _gossip(step: _Step) -> CommunicationCost:
-    graph, size, num_bytes = str(step.plan.consistency["graph"]), step.plan.num_ranks, step.num_bytes
-    if step.plan.consistency["mix"] == "pair":
-        split = make_split(graph, size)
-        # By chance some rank that answers is asked more often than others; the busiest one of the long run.
-        busiest = max(1.0, split.load()) * num_bytes
-        return CommunicationCost(2, 2 * num_bytes, num_bytes, busiest, 2 * split.num_asking * num_bytes, copies=2)
-    sent = num_neighbours(graph, size) * num_bytes
-    return CommunicationCost(1, sent, sent, sent, size * sent, copies=1)
-
-
-def _elastic(step: _Step) -> CommunicationCost:
-    # Rank 0 serves the visitors of a step one after the other; the last of them waits for all.
-    visits = step.plan.num_ranks - 1
-    sent = visits * step.num_bytes
-    return CommunicationCost(2 * visits, 2 * sent, sent, sent, 2 * sent, copies=2).mean_over(step.period)
-
-
-def _served(step: _Step) -> CommunicationCost:
+def synchronous(step: Step) -> CommunicationCost:
+    """An update of what all ranks found."""
     plan = step.plan
-    if plan.num_hosts:
-        return _hosted(step)
-    size, shards = plan.num_ranks, int(plan.topology["shards"])
-    pushed = step.num_bytes / int(dict(plan.consistency.parameters).get("parts", 1))
-    served = size * pushed / shards
-    busiest = max(pushed, served) if plan.topology["place"] == "own" else pushed + served
-    # Of all processes together: the server's; an elastic worker keeps what it sent, and the centre that came back.
-    copies = 1 + (2 * size if plan.consistency.name == "elastic" else 0)
-    cost = CommunicationCost(2, 2 * pushed, pushed, busiest, 2 * size * pushed, copies=copies)
-    return cost.mean_over(step.period)
+    if plan.channel == "servers":
+        return served(step)
+    if plan.shard > 1:
+        return _sharded(step)
+    cost = all_reduce_cost(algorithm_of(plan), plan.num_ranks, step.sent_bytes)
+    return _coded(cost, step).holding(PACKED * step.num_bytes if plan.num_ranks > 1 else 0.0)
 
 
-def _hosted(step: _Step) -> CommunicationCost:
+def _sharded(step: Step) -> CommunicationCost:
+    """Of the shards, those at one place of every replica then add up their parts."""
+    plan = step.plan
+    scatter = collective_cost("reduce_scatter", plan.shard, step.sent_bytes)
+    gather = collective_cost("all_gather", plan.shard, step.num_bytes)
+    part = all_reduce_cost(algorithm_of(plan), plan.data, step.sent_bytes / plan.shard)
+    one = scatter.busiest.plus(part.busiest).plus(gather.busiest)
+    cost = CommunicationCost((one,) * plan.num_ranks, plan.roles)
+    return _coded(cost, step).holding(PACKED * step.num_bytes - step.state_bytes * (1 - 1 / plan.shard))
+
+
+def local(step: Step) -> CommunicationCost:
+    """Weights are packed, and the state; an outer optimizer keeps the weights of the last meeting, and its momentum."""
+    choice, algorithm, size = step.plan.consistency, algorithm_of(step.plan), step.plan.num_ranks
+    cost = _coded(all_reduce_cost(algorithm, size, step.sent_bytes), step)
+    if choice["state"] == "mean" and step.state_bytes:
+        cost = cost.plus(all_reduce_cost(algorithm, size, step.state_bytes)).holding(step.state_bytes)
+    copies = 3 if choice["outer"] == "nesterov" else 1
+    return cost.mean_over(step.period).holding((PACKED + copies) * step.num_bytes)
+
+
+def gossip(step: Step) -> CommunicationCost:
+    """Neighbours send their weights side by side."""
+    plan, sent_bytes = step.plan, step.sent_bytes
+    graph = str(plan.consistency["graph"])
+    if plan.consistency["mix"] == "pair":
+        return _paired(step, graph)
+    sent = num_neighbours(graph, plan.num_ranks) * sent_bytes
+    if plan.channel == "neighbours":
+        worker = Cost(sent, DEALT, sent, sent, step.num_bytes)
+        return _coded(CommunicationCost((worker,) * plan.num_ranks + (Cost(),) * plan.num_ranks, plan.roles), step)
+    cost = CommunicationCost((Cost(sent, 1, sent, sent),) * plan.num_ranks, plan.roles)
+    return _coded(cost, step).holding((PACKED + 1) * step.num_bytes)
+
+
+def _paired(step: Step, graph: str) -> CommunicationCost:
+    """One who asks brings weights, and takes the mean from the responder of one who answers."""
+    plan, sent_bytes = step.plan, step.sent_bytes
+    split = make_split(graph, plan.num_ranks)
+    asks = Cost(sent_bytes, 2, 2 * sent_bytes, 0.0, step.num_bytes)
+    answers = Cost(rounds=DEALT, memory=step.num_bytes)
+    workers = [asks if is_asking else answers for is_asking in split.asks]
+    responders = [Cost(load * sent_bytes, bytes_reduced=load * sent_bytes) for load in split.loads()]
+    return _coded(CommunicationCost((*workers, *responders), plan.roles), step)
+
+
+def elastic(step: Step) -> CommunicationCost:
+    """Rank 0 serves all visitors, over one line. Everybody keeps what it sent, and the centre that came back."""
+    plan, sent_bytes = step.plan, step.sent_bytes
+    if plan.channel == "servers":
+        return _at_servers(step, reduced=sent_bytes, copies=2)
+    visits = plan.num_ranks - 1
+    home = Cost(visits * sent_bytes, 2, 2 * visits * sent_bytes, plan.num_ranks * sent_bytes)
+    visitor = Cost(sent_bytes, 2, 2 * sent_bytes, sent_bytes)
+    cost = CommunicationCost((home, *[visitor] * visits), plan.roles)
+    return _coded(cost, step).mean_over(step.period).holding((PACKED + 2) * step.num_bytes)
+
+
+def served(step: Step) -> CommunicationCost:
+    return _hosted(step) if step.plan.num_hosts else _at_servers(step)
+
+
+def _at_servers(step: Step, *, reduced: float = 0.0, copies: int = 0) -> CommunicationCost:
+    """Shards hold the weights, add up what comes, and answer it. A worker keeps what it has for shards whose turn it is
+    not.
+
+    Args:
+        reduced: bytes that a worker adds up.
+        copies: of the weights, which it keeps.
+    """
+    plan, size, shards = step.plan, step.plan.num_ranks, step.plan.num_shards
+    parts = int(plan.consistency.get("parts", 1))
+    pushed, pending = step.sent_bytes / parts, (1 - 1 / parts) * step.num_bytes
+    at_shard = size * pushed / shards
+    worker = Cost(pushed, 2, 2 * pushed, reduced)
+    shard = Cost(at_shard, 2, 2 * at_shard, at_shard, step.num_bytes / shards)
+    cost = _coded(CommunicationCost((worker,) * size + (shard,) * shards, plan.roles), step)
+    return cost.mean_over(step.period).holding(copies * step.num_bytes + pending)
+
+
+def _hosted(step: Step) -> CommunicationCost:
     """With all gradients of a host joined, a host server sends one push, and to each of its workers the weights, which
     it keeps."""
-    plan, num_bytes = step.plan, step.num_bytes
-    inside = 2 * plan.num_ranks * num_bytes
-    between = 2 * (plan.num_hosts if step.joined is None else plan.num_ranks / step.joined) * num_bytes
-    host = (1 + int(plan.topology["inner"])) * num_bytes
-    shard = plan.num_hosts * num_bytes / int(plan.topology["shards"])
-    busiest = max(host, shard) if plan.topology["place"] == "own" else num_bytes + host + shard
-    cost = CommunicationCost(4, 4 * num_bytes, 2 * num_bytes, busiest, inside + between, copies=1 + plan.num_hosts)
-    return replace(cost, between_bytes=between)
+    plan, sent_bytes, shards = step.plan, step.sent_bytes, step.plan.num_shards
+    inner = plan.ranks_per_host
+    on_host = [min(inner, plan.num_ranks - host * inner) for host in range(plan.num_hosts)]
+    forwards = [1.0 if step.joined is None else num_ranks / step.joined for num_ranks in on_host]
+    at_shard = sum(forwards) * sent_bytes / shards
+    worker = Cost(sent_bytes, 4, 4 * sent_bytes)
+    shard = Cost(at_shard, 2, 2 * at_shard, at_shard, step.num_bytes / shards)
+    hosts = [
+        Cost((num_ranks + sent) * sent_bytes, 4, 2 * (num_ranks + sent) * sent_bytes, num_ranks * sent_bytes, memory)
+        for num_ranks, sent, memory in zip(on_host, forwards, [step.num_bytes] * plan.num_hosts, strict=True)
+    ]
+    addresses = (worker,) * plan.num_ranks + (shard,) * shards + tuple(hosts)
+    cost = _coded(CommunicationCost(addresses, plan.roles), step)
+    return replace(cost, between_bytes=2 * sum(forwards) * sent_bytes)
 
 
-PLAN_COSTS: Mapping[tuple[str, str], Callable[[_Step], CommunicationCost]] = {
-    ("sync", "peers"): _sync,
-    ("sync", "server"): _served,
-    ("local", "peers"): _local,
-    ("gossip", "peers"): _gossip,
-    ("elastic", "peers"): _elastic,
-    ("elastic", "server"): _served,
-    ("async", "server"): _served,
-    ("stale", "server"): _served,
-    ("backup", "server"): _served,
-}
-"""By consistency, and by whether ranks meet at servers or among themselves."""
+def _coded(cost: CommunicationCost, step: Step) -> CommunicationCost:
+    """With what the codec does, and keeps, at every worker."""
+    codec = Cost(bytes_reduced=step.codec.touched_bytes, memory=step.codec.memory_bytes)
+    pairs = zip(cost.addresses, cost.roles.kinds, strict=True)
+    return replace(cost, addresses=tuple(one.plus(codec) if kind == "worker" else one for one, kind in pairs))

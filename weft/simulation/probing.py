@@ -15,8 +15,7 @@ from weft.engines.local import run_ranks
 from weft.engines.rank_program import RankProgram
 from weft.errors import UsageError
 from weft.planning.cluster import ClusterSpec
-from weft.planning.collective_cost import AllReduceAlgorithm, all_reduce_cost, estimate
-from weft.planning.network import NetworkFit
+from weft.planning.network import NetworkFit, network_of
 
 __all__ = ["Chosen", "ClusterProbe", "probe_cluster", "probe_rank", "seconds_per_byte_reduced", "table_of_choices"]
 
@@ -39,7 +38,7 @@ class Chosen:
 
     num_ranks: int
     num_bytes: int
-    algorithm: AllReduceAlgorithm
+    algorithm: str
     seconds: float
 
 
@@ -77,14 +76,13 @@ def probe_rank() -> dict[str, Any]:
 
 
 def table_of_choices(cluster: ClusterSpec, nums_ranks: tuple[int, ...], sizes: tuple[int, ...]) -> list[Chosen]:
-    """For every number of ranks and message size (bytes): over the link inside a host as long as they fit into one."""
+    """For every number of ranks, which fill one host after the other, and every message size (bytes)."""
+    network = network_of(cluster)
     table = []
     for num_ranks in nums_ranks:
-        link = cluster.inside if num_ranks <= cluster.ranks_per_host else cluster.between
         for size in sizes:
-            name = choose(num_ranks, size, link.alpha, link.beta, cluster.gamma)
-            cost = all_reduce_cost(name, num_ranks, size)
-            table.append(Chosen(num_ranks, size, name, estimate(cost, link.alpha, link.beta, cluster.gamma)))
+            fastest = choose(network, num_ranks, size)
+            table.append(Chosen(num_ranks, size, str(fastest.algorithm), fastest.seconds))
     return table
 
 

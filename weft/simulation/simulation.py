@@ -118,7 +118,7 @@ def simulate(
             program,
             plan.roles.num_addresses,
             network=with_host_servers(network, plan),
-            choice=algorithm_of(plan, network.ranks_per_host),
+            choice=algorithm_of(plan),
             faults=faults,
             timeout=TIMEOUT_SECONDS,
             trace=trace,

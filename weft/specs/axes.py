@@ -70,7 +70,8 @@ class Value:
 
     Of a compression, `realised_by` is, for each channel that can carry it, a function of (choice) that returns a codec,
     and `equations` the rounding that proofs hold it to. Of a topology, `rounds_once` says that sums are made in the
-    order of ranks, those of 16-bit floats in 32 bits.
+    order of ranks, those of 16-bit floats in 32 bits. `cost` is the import path of what the value costs, in
+    weft/planning, where the arguments of each axis' functions are told.
     """
 
     parameters: Mapping[str, Number] = field(default_factory=dict)
@@ -84,6 +85,7 @@ class Value:
     neighbours_if: Mapping[str, str] = field(default_factory=dict)
     equations: Mapping[Channel, str] = field(default_factory=dict)
     rounds_once: bool = False
+    cost: str = ""
 
 
 def _is_deadline(text: str) -> bool:
@@ -95,15 +97,17 @@ def _is_deadline(text: str) -> bool:
 
 _SCHEMES, _POLICIES = "weft.distributed.consistency", "weft.distributed.consistency.server.policies"
 _EQUATIONS, _FOLLOW_GRADIENTS = "weft.proving.relaxed_equations", "weft.proving.served:follow_recipe"
+_COSTS, _COLLECTIVES = "weft.planning.plan_cost", "weft.planning.collective_cost"
 
 
-def _codec(made_by: str, rounding: str) -> Value:
+def _codec(made_by: str, rounding: str, cost: str) -> Value:
     """A codec that every channel can carry."""
     channels: tuple[Channel, ...] = ("all_reduce", "servers", "neighbours")
     return Value(
         is_available=True,
         realised_by=dict.fromkeys(channels, f"weft.distributed.codecs.{made_by}"),
         equations=dict.fromkeys(channels, f"weft.proving.rounding:{rounding}"),
+        cost=f"weft.planning.codec_cost:{cost}",
     )
 
 
@@ -116,6 +120,7 @@ AXES: Mapping[str, Mapping[str, Value]] = {
                 "all_reduce": "weft.distributed.placement:DataParallel",
                 "servers": f"{_POLICIES}:synchronous",
             },
+            cost=f"{_COSTS}:synchronous",
         ),
         "backup": Value(
             {"workers": 1, "deadline": "none"},
@@ -136,6 +141,7 @@ AXES: Mapping[str, Mapping[str, Value]] = {
             traits=Traits(skips_rounds=True),
             realised_by={"servers": f"{_POLICIES}:backup"},
             equations={"servers": _FOLLOW_GRADIENTS},
+            cost=f"{_COSTS}:served",
         ),
         "stale": Value(
             {"bound": 3, "commit": "clock", "lr": "share"},
@@ -157,6 +163,7 @@ AXES: Mapping[str, Mapping[str, Value]] = {
             ),
             realised_by={"servers": f"{_POLICIES}:stale"},
             equations={"servers": _FOLLOW_GRADIENTS},
+            cost=f"{_COSTS}:served",
         ),
         "async": Value(
             {"lr": "share", "push": "gradient", "parts": 1},
@@ -165,6 +172,7 @@ AXES: Mapping[str, Mapping[str, Value]] = {
             traits=Traits(commit="arrival"),
             realised_by={"servers": f"{_POLICIES}:asynchronous"},
             equations={"servers": _FOLLOW_GRADIENTS},
+            cost=f"{_COSTS}:served",
         ),
         "local": Value(
             {"steps": 8, "state": "keep", "after": 0, "outer": "none", "outer_lr": 0.7, "outer_momentum": 0.9},
@@ -187,6 +195,7 @@ AXES: Mapping[str, Mapping[str, Value]] = {
             traits=Traits(sends="weights", has_all_reduce=True),
             realised_by={"all_reduce": f"{_SCHEMES}.local:make_local"},
             equations={"all_reduce": f"{_EQUATIONS}:LocalEquations"},
+            cost=f"{_COSTS}:local",
         ),
         "elastic": Value(
             {"steps": 8, "beta": 0.9},
@@ -204,6 +213,7 @@ AXES: Mapping[str, Mapping[str, Value]] = {
                 "all_reduce": f"{_EQUATIONS}:ElasticEquations",
                 "servers": "weft.proving.elastic_equations:follow_centre",
             },
+            cost=f"{_COSTS}:elastic",
         ),
         "gossip": Value(
             {"graph": "ring", "mix": "during", "lost": "end"},
@@ -227,16 +237,22 @@ AXES: Mapping[str, Mapping[str, Value]] = {
             },
             neighbours_if={"mix": "pair", "lost": "drop"},
             equations={"all_reduce": f"{_EQUATIONS}:GossipEquations"},
+            cost=f"{_COSTS}:gossip",
         ),
     },
     "topology": {
-        "native": Value(is_available=True, rounds_once=True),
-        "auto": Value(is_available=True),
-        "direct": Value(is_available=True, rounds_once=True),
-        "ring": Value(is_available=True),
-        "tree": Value(is_available=True),
-        "halving_doubling": Value(is_available=True),
-        "hierarchical": Value({"inner": 2}, is_available=True),
+        "native": Value(is_available=True, rounds_once=True, cost=f"{_COLLECTIVES}:ring"),
+        "auto": Value(is_available=True, cost=f"{_COLLECTIVES}:ring"),
+        "direct": Value(is_available=True, rounds_once=True, cost=f"{_COLLECTIVES}:ring"),
+        "ring": Value(is_available=True, cost=f"{_COLLECTIVES}:ring"),
+        "tree": Value(is_available=True, cost=f"{_COLLECTIVES}:tree"),
+        "halving_doubling": Value(is_available=True, cost=f"{_COLLECTIVES}:halving_doubling"),
+        "hierarchical": Value(
+            {"inner": 2, "by": "ring"},
+            is_available=True,
+            words={"by": ("ring", "halving")},
+            cost=f"{_COLLECTIVES}:hierarchical",
+        ),
         "server": Value(
             {"shards": 1, "place": "shared", "inner": 1},
             is_available=True,
@@ -246,9 +262,9 @@ AXES: Mapping[str, Mapping[str, Value]] = {
         "neighbours": Value({"graph": "ring"}),
     },
     "compress": {
-        "none": _codec("exact:make_exact", "EXACT"),
-        "fp16": _codec("half:make_fp16", "FP16"),
-        "bf16": _codec("half:make_bf16", "BF16"),
+        "none": _codec("exact:make_exact", "EXACT", "none"),
+        "fp16": _codec("half:make_fp16", "FP16", "half"),
+        "bf16": _codec("half:make_bf16", "BF16", "half"),
         "qsgd": Value({"bits": 8}),
         "terngrad": Value(),
         "onebit": Value(),

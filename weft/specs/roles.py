@@ -13,7 +13,7 @@ Workers have the addresses of their ranks. Servers come after them, then host se
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Channel", "Roles", "assign_roles"]
+__all__ = ["Channel", "RoleKind", "Roles", "assign_roles"]
 
 Channel = Literal["all_reduce", "servers", "neighbours"]
 """How ranks reach each other: in a group of all, through servers, or each its neighbours alone."""

@@ -1,6 +1,7 @@
 """The contract suite over every codec, and the broken ones that it must catch."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, final
 
 import pytest
@@ -29,7 +30,7 @@ from weft.specs import Choice
 from weft.specs.axes import AXES
 
 CODECS: dict[str, contract.MakeCodec] = {
-    **{name: lambda name=name: make_codec(Choice(name)) for name, v in AXES["compress"].items() if v.is_available},
+    **{name: partial(make_codec, Choice(name)) for name, v in AXES["compress"].items() if v.is_available},
     "sign": SignCodec,
     "sparse": SparseCodec,
 }
@@ -65,24 +66,29 @@ class Planted(AbstractCodec):
         return self._inner.make_memory(bucket, empty)
 
     def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None) -> Tensor:
-        return self._call("encode", bucket, message, out)
+        found: Tensor = self._call("encode", bucket, message, out)
+        return found
 
     def reduce(
         self, bucket: Bucket, sent: Tensor, size: int, op: ReduceOp = "sum", out: Tensor | None = None
     ) -> Reduction:
-        return self._call("reduce", bucket, sent, size, op, out)
+        found: Reduction = self._call("reduce", bucket, sent, size, op, out)
+        return found
 
     def decode(self, bucket: Bucket, sent: Tensor, out: Tensor | None = None) -> Tensor:
-        return self._call("decode", bucket, sent, out)
+        found: Tensor = self._call("decode", bucket, sent, out)
+        return found
 
     def memory(self) -> Mapping[str, Tensor]:
-        return self._call("memory")
+        found: Mapping[str, Tensor] = self._call("memory")
+        return found
 
     def remember(self, memory: Mapping[str, Tensor]) -> None:
         self._call("remember", memory)
 
     def cost(self, bucket: Bucket) -> CodecCost:
-        return self._call("cost", bucket)
+        found: CodecCost = self._call("cost", bucket)
+        return found
 
 
 def alter(codec: AbstractCodec, bucket: Bucket, message: Tensor, out: Tensor | None) -> Tensor:

@@ -15,7 +15,8 @@ from weft.distributed.group import AbstractGroup, AllReduce, Recv, Send
 from weft.distributed.virtual import TraceEvent, VirtualResult, chrome_events, die, run_virtual, write_chrome_trace
 from weft.errors import PeerLostError, TrainingError, UsageError
 from weft.planning.cluster import Link
-from weft.planning.collective_cost import all_reduce_cost, estimate
+from weft.planning.collective_cost import Algorithm, all_reduce_cost
+from weft.planning.cost import estimate
 from weft.planning.network import NetworkModel
 
 SECOND_A_BYTE = NetworkModel(Link(alpha=0.0, beta=1.0))
@@ -31,7 +32,7 @@ def test_an_all_reduce_takes_the_time_of_the_formula(algorithm: str, size: int) 
 
     network = NetworkModel(Link(alpha=3.0, beta=0.5), gamma=0.125)
     result = run_virtual(program, size, network=network, choice=AlgorithmChoice(algorithm))  # type: ignore[arg-type]
-    cost = all_reduce_cost(algorithm, size, 96)  # type: ignore[arg-type]
+    cost = all_reduce_cost(Algorithm(algorithm), size, 96)  # type: ignore[arg-type]
     stated = estimate(cost, 3.0, 0.5, 0.125)
     if algorithm in ("ring", "direct") or size in (2, 8):
         assert max(result.seconds) == pytest.approx(stated)

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from weft.distributed.collectives import schedules
 from weft.distributed.collectives.execution import CollectiveRounds, combine, finish_mean, perform
-from weft.distributed.collectives.moves import Schedule, part_bounds
+from weft.distributed.collectives.forecast import AllReduceSchedule
+from weft.distributed.collectives.moves import part_bounds
 from weft.distributed.group import calls
 from weft.distributed.group.calls import ReduceOp, Sizes
 from weft.distributed.group.dense import HALVES, copy_back, make_dense, part_lengths
-from weft.planning.collective_cost import AllReduceAlgorithm
+from weft.planning.collective_cost import Algorithm
 
-__all__ = ["all_reduce_rounds", "rounds_of"]
+__all__ = ["all_reduce_rounds", "all_reduce_schedule", "rounds_of"]
 
 
 def all_reduce_rounds(
@@ -23,35 +24,35 @@ def all_reduce_rounds(
     rank: int,
     size: int,
     tag: int,
-    *,
-    algorithm: AllReduceAlgorithm,
-    ranks_per_host: int | None = None,
+    algorithm: Algorithm,
 ) -> CollectiveRounds:
-    """All-reduce by the named algorithm; the summation order is the algorithm's."""
+    """All-reduce by this algorithm; the summation order is the algorithm's."""
     flat_tensor = make_dense(call.tensor)
-    if algorithm == "direct":
+    if algorithm.name == "direct":
         bytes_reduced = yield from _direct(flat_tensor, rank, size, tag, call.op)
     else:
-        schedule, num_parts = _all_reduce_schedule(algorithm, rank, size, ranks_per_host)
-        bounds = part_bounds(flat_tensor.numel(), num_parts)
-        bytes_reduced = yield from perform(schedule, flat_tensor, bounds, tag=tag, op=call.op)
+        planned = all_reduce_schedule(algorithm, rank, size)
+        bounds = part_bounds(flat_tensor.numel(), planned.num_parts)
+        bytes_reduced = yield from perform(planned.schedule, flat_tensor, bounds, tag=tag, op=call.op)
     finish_mean(flat_tensor, call.op, size)
     copy_back(call.tensor, flat_tensor)
     return bytes_reduced
 
 
-def _all_reduce_schedule(
-    algorithm: AllReduceAlgorithm, rank: int, size: int, ranks_per_host: int | None
-) -> tuple[Schedule, int]:
-    """The schedule, and the number of parts that it cuts a message into."""
-    if algorithm == "ring":
-        return schedules.ring(rank, size), size
-    if algorithm == "tree":
-        return schedules.tree(rank, size), 1
-    if algorithm == "halving_doubling":
-        return schedules.halving_doubling(rank, size), 1 << (size.bit_length() - 1)
-    per_host = ranks_per_host or size
-    return schedules.hierarchical(rank, size, per_host), schedules.hierarchical_parts(size, per_host)
+def all_reduce_schedule(algorithm: Algorithm, rank: int, size: int) -> AllReduceSchedule:
+    """The schedule of one rank; a direct one collects every part at its own rank, which reduces it."""
+    if algorithm.name == "direct":
+        collecting = schedules.collect(rank, size)
+        return AllReduceSchedule(collecting + schedules.all_gather(rank, size), size, collected=len(collecting))
+    if algorithm.name == "ring":
+        return AllReduceSchedule(schedules.ring(rank, size), size)
+    if algorithm.name == "tree":
+        return AllReduceSchedule(schedules.tree(rank, size), 1)
+    if algorithm.name == "halving_doubling":
+        return AllReduceSchedule(schedules.halving_doubling(rank, size), 1 << (size.bit_length() - 1))
+    inner = algorithm.inner or size
+    schedule = schedules.hierarchical(rank, size, inner, algorithm.by)
+    return AllReduceSchedule(schedule, schedules.hierarchical_parts(size, inner))
 
 
 def _direct(tensor: Tensor, rank: int, size: int, tag: int, op: ReduceOp) -> CollectiveRounds:

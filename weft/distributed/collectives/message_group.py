@@ -24,8 +24,8 @@ NUM_COLLECTIVE_TAGS = 1 << 14
 POLL_SECONDS = 2e-5
 
 
-def start_rounds(call: Call, rank: int, size: int, tag: int, choice: AlgorithmChoice) -> CollectiveRounds:
-    """The rounds of a collective call, all-reduce by the chosen algorithm.
+def start_rounds(call: Call, rank: int, size: int, tag: int, choice: AlgorithmChoice) -> CollectiveRounds | None:
+    """The rounds of a collective call, all-reduce by the chosen algorithm; None where that is the transport's own.
 
     Args:
         rank: of the caller, among `size`.
@@ -33,10 +33,16 @@ def start_rounds(call: Call, rank: int, size: int, tag: int, choice: AlgorithmCh
         choice: the algorithm of an all-reduce.
     """
     if isinstance(call, AllReduce):
-        num_bytes = call.tensor.numel() * call.tensor.element_size()
-        algorithm = choice.algorithm(size, num_bytes)
-        return all_reduce_rounds(call, rank, size, tag, algorithm=algorithm, ranks_per_host=choice.ranks_per_host)
+        algorithm = choice.algorithm(size, call.tensor.nbytes, call.tensor.element_size())
+        return None if algorithm is None else all_reduce_rounds(call, rank, size, tag, algorithm)
     return rounds_of(call, rank, size, tag)
+
+
+def _ranks_in(part: AbstractGroup, rank: int) -> tuple[int, ...]:
+    """The ranks that the members of a part had before it was split off, in its order."""
+    ranks = torch.empty(part.size, dtype=torch.int64)
+    part.all_gather(ranks, torch.tensor([rank]))
+    return tuple(ranks.tolist())
 
 
 @final
@@ -58,12 +64,15 @@ class MessageGroup(AbstractGroup):
         if isinstance(call, Send | Recv):
             if call.tag >= FIRST_COLLECTIVE_TAG:
                 raise UsageError(f"tag is kept for collectives (tag: {call.tag}); use one below {FIRST_COLLECTIVE_TAG}")
-            return _MessageWork(self, self._transport.start(call))
+            return _TransportWork(self, self._transport.start(call))
         if self._choice.name == "native":
             return self._transport.start(call)
         tag = FIRST_COLLECTIVE_TAG + self._num_started % NUM_COLLECTIVE_TAGS
+        rounds = start_rounds(call, self.rank, self.size, tag, self._choice)
+        if rounds is None:
+            return _TransportWork(self, self._transport.start(call))
         self._num_started += 1
-        work = _CollectiveWork(self, start_rounds(call, self.rank, self.size, tag, self._choice))
+        work = _CollectiveWork(self, rounds)
         self._under_way.append(work)
         work.advance()
         return work
@@ -72,7 +81,10 @@ class MessageGroup(AbstractGroup):
         self.start(call).wait()
 
     def split(self, colour: int, key: int) -> AbstractGroup:
-        return MessageGroup(self._transport.split(colour, key), self._choice)
+        part, choice = self._transport.split(colour, key), self._choice
+        if choice.name == "auto":
+            choice = choice.for_part(_ranks_in(part, self.rank))
+        return MessageGroup(part, choice)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         return self._transport.empty(shape, dtype)
@@ -104,8 +116,8 @@ class MessageGroup(AbstractGroup):
 
 
 @final
-class _MessageWork(AbstractWork):
-    """A Send or Recv of the user, which must not keep this rank's collectives from moving."""
+class _TransportWork(AbstractWork):
+    """A call that the transport carries out, which must not keep this rank's collectives from moving."""
 
     def __init__(self, group: MessageGroup, work: AbstractWork) -> None:
         self._group = group

@@ -67,8 +67,9 @@ def pairwise_exchange(ranks: Sequence[int], position: int, parts: Sequence[Parts
     )
 
 
-def halving_reduce_scatter(ranks: Sequence[int], position: int) -> Schedule:
-    """Recursive halving, for a power of two: swap half of what is left with a place half as far away, and reduce.
+def halving_reduce_scatter(ranks: Sequence[int], position: int, parts: Sequence[Parts]) -> Schedule:
+    """Recursive halving, for a power of two: swap half of what is left with a place half as far away, and reduce. The
+    parts lie one behind the other.
 
         round 1:   0 <-> 4   1 <-> 5   2 <-> 6   3 <-> 7      half of the message
         round 2:   0 <-> 2   1 <-> 3   4 <-> 6   5 <-> 7      a quarter
@@ -83,14 +84,19 @@ def halving_reduce_scatter(ranks: Sequence[int], position: int) -> Schedule:
         lower, upper = (first, first + distance), (first + distance, last)
         keep, give = (upper, lower) if position & distance else (lower, upper)
         peer = ranks[position ^ distance]
-        rounds.append((Move(Action.SEND, peer, give), Move(Action.REDUCE, peer, keep)))
+        rounds.append((Move(Action.SEND, peer, _span(parts, *give)), Move(Action.REDUCE, peer, _span(parts, *keep))))
         first, last = keep
     return tuple(rounds)
 
 
-def doubling_all_gather(ranks: Sequence[int], position: int) -> Schedule:
+def _span(parts: Sequence[Parts], first: int, last: int) -> Parts:
+    """The parts of places first to last, last excluded, as one."""
+    return parts[first][0], parts[last - 1][1]
+
+
+def doubling_all_gather(ranks: Sequence[int], position: int, parts: Sequence[Parts]) -> Schedule:
     """Recursive doubling, for a power of two: the halving played backwards, each round with twice as many parts."""
-    backwards = reversed(halving_reduce_scatter(ranks, position))
+    backwards = reversed(halving_reduce_scatter(ranks, position, parts))
     return tuple(
         (Move(Action.SEND, keep.peer, keep.parts), Move(Action.RECV, give.peer, give.parts)) for give, keep in backwards
     )

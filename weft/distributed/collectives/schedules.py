@@ -5,9 +5,11 @@ with each phase), and the finished sum of a part is computed by one rank and cop
 same two operands: every rank ends with the same bits.
 """
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
-from weft.distributed.collectives.moves import Action, Move, Schedule, all_parts
+from weft.distributed.collectives.moves import Action, Move, Parts, Schedule, all_parts
 from weft.distributed.collectives.phases import (
     doubling_all_gather,
     halving_reduce_scatter,
@@ -18,13 +20,14 @@ from weft.distributed.collectives.phases import (
     tree_reduce,
 )
 from weft.distributed.group.calls import NeighbourGraph
-from weft.planning.collective_cost import log2_ceil
+from weft.planning.collective_cost import LevelAlgorithm, is_power_of_two, log2_ceil
 
 __all__ = [
     "all_gather",
     "all_to_all",
     "barrier",
     "broadcast",
+    "collect",
     "halving_doubling",
     "hierarchical",
     "hierarchical_parts",
@@ -36,6 +39,9 @@ __all__ = [
 
 # A ring of 256 ranks holds 510 rounds for each of them: a cache of two such rings, and of all smaller ones.
 CACHED = 512
+
+Phase = Callable[[Sequence[int], int, Sequence[Parts]], Schedule]
+"""From (ranks, position, parts)."""
 
 
 @lru_cache(CACHED)
@@ -73,7 +79,8 @@ def halving_doubling(rank: int, size: int) -> Schedule:
         idle: Schedule = ((),) * (2 * log2_ceil(power))
         return ((Move(Action.SEND, rank - 1, whole),), *idle, (Move(Action.RECV, rank - 1, whole),))
     place = ranks.index(rank)
-    core = halving_reduce_scatter(ranks, place) + doubling_all_gather(ranks, place)
+    parts = all_parts(power)
+    core = halving_reduce_scatter(ranks, place, parts) + doubling_all_gather(ranks, place, parts)
     if num_folded == 0:
         return core
     if rank < 2 * num_folded:
@@ -82,13 +89,15 @@ def halving_doubling(rank: int, size: int) -> Schedule:
 
 
 @lru_cache(CACHED)
-def hierarchical(rank: int, size: int, ranks_per_host: int) -> Schedule:
+def hierarchical(rank: int, size: int, ranks_per_host: int, by: LevelAlgorithm = "ring") -> Schedule:
     """Two levels; `hierarchical_parts` parts. Only 2(H-1)/H of the message leaves or enters each of H hosts.
 
-    hosts of L ranks each:   reduce-scatter inside a host, by ring   (L slices of H parts)
-                             all-reduce of slice i among the i-th ranks of all hosts, by ring
-                             all-gather inside a host, by ring
+    hosts of L ranks each:   reduce-scatter inside a host                (L slices of H parts)
+                             all-reduce of slice i among the i-th ranks of all hosts
+                             all-gather inside a host
     a ragged last host:      tree to each host's first rank, ring among these, tree back
+
+    Each level by ring, or, with `halving`, by halving and doubling where it is a power of two of ranks.
     """
     ranks_per_host = min(ranks_per_host, size)
     num_hosts = -(-size // ranks_per_host)
@@ -99,11 +108,13 @@ def hierarchical(rank: int, size: int, ranks_per_host: int) -> Schedule:
         slices = [(i * num_hosts, (i + 1) * num_hosts) for i in range(ranks_per_host)]
         own = [(place * num_hosts + part, place * num_hosts + part + 1) for part in range(num_hosts)]
         across = range(place, size, ranks_per_host)
+        scatter_inside, gather_inside = _level(ranks_per_host, by)
+        scatter_across, gather_across = _level(num_hosts, by)
         return (
-            *ring_reduce_scatter(inside, place, slices),
-            *ring_reduce_scatter(across, host, own),
-            *ring_all_gather(across, host, own),
-            *ring_all_gather(inside, place, slices),
+            *scatter_inside(inside, place, slices),
+            *scatter_across(across, host, own),
+            *gather_across(across, host, own),
+            *gather_inside(inside, place, slices),
         )
     leaders, shares = range(0, size, ranks_per_host), all_parts(num_hosts)
     ring_of_leaders = ring_reduce_scatter(leaders, host, shares) + ring_all_gather(leaders, host, shares)
@@ -113,6 +124,13 @@ def hierarchical(rank: int, size: int, ranks_per_host: int) -> Schedule:
         *(ring_of_leaders if place == 0 else ((),) * (2 * (num_hosts - 1))),
         *tree_broadcast(inside, place, (0, num_hosts), depth=depth),
     )
+
+
+def _level(size: int, by: LevelAlgorithm) -> tuple[Phase, Phase]:
+    """Reduce-scatter and all-gather of one level."""
+    if by == "halving" and is_power_of_two(size):
+        return halving_reduce_scatter, doubling_all_gather
+    return ring_reduce_scatter, ring_all_gather
 
 
 def hierarchical_parts(size: int, ranks_per_host: int) -> int:
@@ -131,6 +149,12 @@ def all_gather(rank: int, size: int) -> Schedule:
 def all_to_all(rank: int, size: int) -> Schedule:
     """Pairwise: sends part j of the input to rank j, receives part i of the output from rank i."""
     return pairwise_exchange(range(size), rank, all_parts(size))
+
+
+@lru_cache(CACHED)
+def collect(rank: int, size: int) -> Schedule:
+    """As all_to_all, by the parts of one message: this rank's own from each of the others."""
+    return tuple((send, replace(recv, parts=(rank, rank + 1))) for send, recv in all_to_all(rank, size))
 
 
 @lru_cache(CACHED)

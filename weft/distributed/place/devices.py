@@ -50,7 +50,7 @@ def open_for_device(launch: Launch, host: AbstractGroup, plan: Plan, device: tor
     if has_own and plan.topology.name in ("native", "auto"):
         own = open_torch_group(launch, backend="nccl", device=device, generation=host.generation)
         return TwoSidedGroup(StagedGroup(host, device), own)
-    carried = with_topology(host, plan)
+    carried = with_topology(host, plan, launch.local_size)
     if device.type == "cpu":
         return carried
     if launch.rank == 0:

@@ -15,14 +15,10 @@ from weft.distributed.virtual.scheduler import Scheduler
 from weft.distributed.virtual.trace import TraceEvent
 from weft.distributed.virtual.works import CollectiveWork, Membership
 from weft.errors import TrainingError
-from weft.planning.cluster import Link
-from weft.planning.network import LinkSchedule, NetworkModel
+from weft.planning.network import TEN_GIGABIT, LinkSchedule, NetworkModel
 from weft.specs import CPU
 
-__all__ = ["TEN_GIGABIT", "VirtualResult", "die", "run_virtual"]
-
-TEN_GIGABIT = NetworkModel(between=Link(alpha=3e-5, beta=8e-10))
-"""Plain 10 Gbit/s Ethernet: 30 microseconds a message, 1.25 GB/s."""
+__all__ = ["VirtualResult", "die", "run_virtual"]
 
 MOST_WAITS_TOLD = 16
 
@@ -76,6 +72,7 @@ def run_virtual(
         device: the one that all ranks compute on.
 
     >>> import torch
+    >>> from weft.planning.cluster import Link
     >>> def program(group):
     ...     group.clock.charge(0.5)
     ...     total = torch.full((4,), float(group.rank))
@@ -85,12 +82,9 @@ def run_virtual(
     >>> result.results, result.seconds
     ((6.0, 6.0, 6.0, 6.0), (1.5, 1.5, 1.5, 1.5))
     """
-    cluster = _Cluster(size, network, choice or _choice_for(network), timeout, notice, trace=trace, device=device)
+    chosen = choice or AlgorithmChoice(network=network)
+    cluster = _Cluster(size, network, chosen, timeout, notice, trace=trace, device=device)
     return cluster.run(program, faults, generation)
-
-
-def _choice_for(network: NetworkModel) -> AlgorithmChoice:
-    return AlgorithmChoice("auto", network.ranks_per_host, network.between.alpha, network.between.beta, network.gamma)
 
 
 @final

@@ -99,12 +99,14 @@ class VirtualGroup(AbstractGroup):
             return self._start_message(call)
         # User tags are not negative, so the numbers of collectives, counted down from -1, never meet them.
         self._num_collectives += 1
+        rounds = start_rounds(call, self._rank, self.size, -self._num_collectives, self._choice)
+        assert rounds is not None, "messages are all that this transport has"
         return CollectiveWork(
             self._network,
             self._membership,
             self._cluster_rank,
             number=self._num_collectives,
-            rounds=start_rounds(call, self._rank, self.size, -self._num_collectives, self._choice),
+            rounds=rounds,
             name=type(call).__name__,
         )
 
@@ -119,11 +121,12 @@ class VirtualGroup(AbstractGroup):
         ranks = tuple(self._membership.ranks[rank] for _, rank in same)
         self._num_splits += 1
         name = (self._membership.number, self._num_splits, colour)
+        choice = self._choice.for_part([rank for _, rank in same])
         return VirtualGroup(
             self._network,
             self._find_membership(name, ranks),
             ranks.index(self._cluster_rank),
-            choice=self._choice,
+            choice=choice,
             find_membership=self._find_membership,
             generation=self._generation,
         )
