@@ -19,6 +19,12 @@ PLANS = [
     "data=2 consistency=async topology=server(2)",
     "data=2 consistency=stale(1) topology=server",
     "data=2 consistency=backup(1) topology=server",
+    "shard=2",
+    "shard=2 compress=bf16",
+    "data=2 topology=ring compress=fp16",
+    "data=2 consistency=local(2) compress=bf16",
+    "data=2 consistency=gossip(ring,mix=pair) compress=bf16",
+    "data=2 consistency=async topology=server(2) compress=bf16",
 ]
 
 
@@ -34,7 +40,7 @@ def test_every_scheme_has_the_bits_of_the_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    plans = ["data=2", "data=2 consistency=local(2,outer=nesterov)", "data=2 consistency=elastic(2)"]
+    plans = ["data=2", "shard=2", "data=2 consistency=local(2,outer=nesterov)", "data=2 consistency=elastic(2)"]
     found: dict[str, Any] = run_processes(
         "tests.stand_in.programs:save_and_resume", 2, plans=plans, folder=str(tmp_path), deadline=120
     )[0]
@@ -45,9 +51,10 @@ def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_woven_model_trains_on_the_device_that_it_is_on() -> None:
-    results = run_processes("tests.stand_in.programs:weave_scripts", 2, plans=["data", "data topology=ring"])
-    for cpu, stand_in, cpu_in_ring, stand_in_ring in results:
-        assert stand_in == cpu and stand_in_ring == cpu_in_ring
+    plans = ["data", "data topology=ring", "shard", "data compress=bf16"]
+    results = run_processes("tests.stand_in.programs:weave_scripts", 2, plans=plans)
+    for found in results:
+        assert found[0::2] == found[1::2] and len(found) == 2 * len(plans)  # on the CPU, and on the stand-in
     assert results[0] == results[1]
 
 

@@ -73,6 +73,11 @@ class Step:
         return codec_cost(self.plan.compress, self.num_bytes, self.element_bytes)
 
     @property
+    def kept_bytes(self) -> float:
+        """Of memory for what is sent, where that is not the tensors themselves."""
+        return self.codec.sent_bytes if self.codec.touched_bytes else 0.0
+
+    @property
     def sent_bytes(self) -> float:
         """That are sent instead of all weights, or gradients."""
         return self.codec.sent_bytes
@@ -134,14 +139,20 @@ def synchronous(step: Step) -> CommunicationCost:
 
 
 def _sharded(step: Step) -> CommunicationCost:
-    """Of the shards, those at one place of every replica then add up their parts."""
+    """Of the shards, those at one place of every replica then add up their parts. Messages are packed on their way out
+    and on their way back; a rank holds a part of the sums, and of the state."""
     plan = step.plan
     scatter = collective_cost("reduce_scatter", plan.shard, step.sent_bytes)
     gather = collective_cost("all_gather", plan.shard, step.num_bytes)
     part = all_reduce_cost(algorithm_of(plan), plan.data, step.sent_bytes / plan.shard)
     one = scatter.busiest.plus(part.busiest).plus(gather.busiest)
+    # The report of the loss, of all ranks, is waited for meanwhile, and takes longer than the scatter.
+    report = all_reduce_cost(algorithm_of(plan), plan.num_ranks, 0)
+    one = replace(one, rounds=report.rounds + part.rounds + gather.rounds)
     cost = CommunicationCost((one,) * plan.num_ranks, plan.roles)
-    return _coded(cost, step).holding(PACKED * step.num_bytes - step.state_bytes * (1 - 1 / plan.shard))
+    encoded = step.kept_bytes / plan.shard
+    held = 2 * PACKED * step.num_bytes + step.num_bytes / plan.shard + encoded
+    return _coded(cost, step).holding(held - step.state_bytes * (1 - 1 / plan.shard))
 
 
 def local(step: Step) -> CommunicationCost:
@@ -234,6 +245,6 @@ def _hosted(step: Step) -> CommunicationCost:
 
 def _coded(cost: CommunicationCost, step: Step) -> CommunicationCost:
     """With what the codec does, and keeps, at every worker."""
-    codec = Cost(bytes_reduced=step.codec.touched_bytes, memory=step.codec.memory_bytes)
+    codec = Cost(bytes_reduced=step.codec.touched_bytes, memory=step.codec.memory_bytes + step.kept_bytes)
     pairs = zip(cost.addresses, cost.roles.kinds, strict=True)
     return replace(cost, addresses=tuple(one.plus(codec) if kind == "worker" else one for one, kind in pairs))

@@ -42,8 +42,11 @@ def cut_evenly(
 
 
 def _round(bound: float, num_elements: int, stride: int) -> int:
-    """The nearest place where a cut may lie, within the tensor."""
-    return max(0, min(num_elements, round(bound / stride) * stride))
+    """The nearest place where a cut may lie, within the tensor: at a multiple of the stride, or at its end."""
+    inside = min(max(bound, 0), num_elements)
+    below = int(inside // stride * stride)
+    above = min(below + stride, num_elements)
+    return below if inside - below <= above - inside else above
 
 
 def _deal_whole(parameters: Mapping[str, Tensor], num_shards: int) -> tuple[tuple[Piece, ...], ...]:

@@ -84,11 +84,9 @@ class ScatterReducer(AbstractReducer):
         self._data = data
         self._codec = codec
         self._cuts = placement.cuts
-        parts = [cut.parts[shard.rank] for cut in self._cuts]
-        memories = [codec.make_memory(part, shard.empty) for part in parts]
+        encoded = [codec.make_memory(cut.parts[shard.rank], shard.empty) for cut in self._cuts]
         self._sums = [
-            part.make_memory(shard.empty) if memory is None else memory
-            for part, memory in zip(parts, memories, strict=True)
+            part if memory is None else memory for part, memory in zip(placement.parts, encoded, strict=True)
         ]
 
     def start(self, index: int, sent: Tensor, op: ReduceOp, message: Tensor) -> PendingSum:

@@ -75,7 +75,8 @@ class ShardedState(AbstractPlacement):
         self._owned: dict[str, Tensor] = {}
         self._pieces: dict[str, Piece] = {}
         self.cuts: tuple[BucketCut, ...] = ()
-        self._memories: list[tuple[Tensor, Tensor | None]] = []
+        self.parts: list[Tensor] = []  # memory for this rank's part of each message: of sums, then of what follows them
+        self._messages: list[Tensor | None] = []  # and for messages that are packed
 
     def wrap(self, executor: AbstractExecutor) -> AbstractExecutor:
         return executor
@@ -113,14 +114,13 @@ class ShardedState(AbstractPlacement):
 
     @torch.no_grad()
     def spread(self, tensors: Mapping[str, Tensor]) -> int:
-        if not self._memories:
-            self._memories = [self._make_memory(cut) for cut in self.cuts]
-        works = [self._start_gather(*pair, tensors) for pair in zip(self.cuts, self._memories, strict=True)]
-        for cut, (_, whole), work in zip(self.cuts, self._memories, works, strict=True):
+        memory = zip(self.cuts, self.parts, self._messages, strict=True)
+        works = [self._start_gather(*row, tensors) for row in memory]
+        for cut, message, work in zip(self.cuts, self._messages, works, strict=True):
             work.wait()
-            if whole is not None:
-                write(tensors, cut.bucket.unpack(whole))
-        return sum(own.nbytes for own, _ in self._memories)
+            if message is not None:
+                write(tensors, cut.bucket.unpack(message))
+        return sum(part.nbytes for part in self.parts)
 
     def cut_of(self, name: str) -> Cut | None:
         """Of the optimizer's slots its pieces; one that is the whole of a tensor is no part of it."""
@@ -152,20 +152,18 @@ class ShardedState(AbstractPlacement):
         # In the model's order, in which an optimizer and its checkpoints have them.
         names = [name for name in parameters if name in self._pieces]
         self._owned = {name: self._pieces[name].of(parameters[name].detach()) for name in names}
-        self._memories = []
-
-    def _make_memory(self, cut: BucketCut) -> tuple[Tensor, Tensor | None]:
-        """For this rank's part of a message, and for the message of a bucket that is packed."""
-        own = cut.parts[self._group.rank].make_memory(self._group.empty)
-        return own, None if _is_alone(cut.bucket, self._parameters) else cut.bucket.make_memory(self._group.empty)
+        empty = self._group.empty
+        self.parts = [cut.parts[rank].make_memory(empty) for cut in self.cuts]
+        self._messages = [
+            None if _is_alone(cut.bucket, parameters) else cut.bucket.make_memory(empty) for cut in self.cuts
+        ]
 
     def _start_gather(
-        self, cut: BucketCut, memory: tuple[Tensor, Tensor | None], tensors: Mapping[str, Tensor]
+        self, cut: BucketCut, part: Tensor, message: Tensor | None, tensors: Mapping[str, Tensor]
     ) -> AbstractWork:
-        own, whole = memory
-        cut.parts[self._group.rank].pack(tensors, own)
-        output = tensors[cut.bucket.names[0]].detach().view(-1) if whole is None else whole
-        return self._group.start(AllGather(output, own, cut.sizes))
+        cut.parts[self._group.rank].pack(tensors, part)
+        output = tensors[cut.bucket.names[0]].detach().view(-1) if message is None else message
+        return self._group.start(AllGather(output, part, cut.sizes))
 
     def _gather_slots(self, state: OptimizerState) -> list[tuple[Piece, str, Tensor]]:
         """The slots of all ranks, each with its piece."""

@@ -50,7 +50,7 @@ class OptimizerState:
     def num_bytes(self) -> int:
         """Of the memory that the slots keep alive, which is more than their own where they are views."""
         storages = [slot.untyped_storage() for slots in self.slots.values() for slot in slots.values()]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def slots_beside(parameter: Tensor, slots: Slots) -> Slots:
