@@ -9,6 +9,7 @@ from typing import final
 
 from torch import Tensor
 
+from weft.distributed.codecs import AbstractCodec
 from weft.distributed.consistency.parcel import Parcel
 from weft.distributed.consistency.scheme import AbstractGroupScheme, Memory
 from weft.distributed.consistency.server.arrival import Arrival
@@ -100,7 +101,7 @@ class FollowLeaderEquations(AbstractEquations):
                 replica.weights.update(clone(self.replicas[0].weights))
 
 
-def make_scheme(group: AbstractGroup, choice: Choice) -> FollowLeader:
+def make_scheme(group: AbstractGroup, choice: Choice, codec: AbstractCodec) -> FollowLeader:
     return FollowLeader(group, int(choice["steps"]))
 
 
