@@ -53,6 +53,7 @@ GROUPS = [
     "shard=2 compress=bf16",
     "data=4 consistency=local(2) compress=fp16",
     "data=4 consistency=gossip(ring) compress=bf16",
+    "data=4 consistency=elastic(3) compress=bf16",
     "data=4 consistency=local(4)",
     "data=4 consistency=local(3,state=mean)",
     "data=4 consistency=local(2,outer=nesterov) topology=tree",

@@ -135,7 +135,7 @@ def synchronous(step: Step) -> CommunicationCost:
     if plan.shard > 1:
         return _sharded(step)
     cost = all_reduce_cost(algorithm_of(plan), plan.num_ranks, step.sent_bytes)
-    return _coded(cost, step).holding(PACKED * step.num_bytes if plan.num_ranks > 1 else 0.0)
+    return _coded(cost, step).holding(PACKED * step.num_bytes + step.kept_bytes if plan.num_ranks > 1 else 0.0)
 
 
 def _sharded(step: Step) -> CommunicationCost:
@@ -150,8 +150,7 @@ def _sharded(step: Step) -> CommunicationCost:
     report = all_reduce_cost(algorithm_of(plan), plan.num_ranks, 0)
     one = replace(one, rounds=report.rounds + part.rounds + gather.rounds)
     cost = CommunicationCost((one,) * plan.num_ranks, plan.roles)
-    encoded = step.kept_bytes / plan.shard
-    held = 2 * PACKED * step.num_bytes + step.num_bytes / plan.shard + encoded
+    held = 2 * PACKED * step.num_bytes + step.num_bytes / plan.shard + step.kept_bytes * (1 + 1 / plan.shard)
     return _coded(cost, step).holding(held - step.state_bytes * (1 - 1 / plan.shard))
 
 
@@ -162,7 +161,7 @@ def local(step: Step) -> CommunicationCost:
     if choice["state"] == "mean" and step.state_bytes:
         cost = cost.plus(all_reduce_cost(algorithm, size, step.state_bytes)).holding(step.state_bytes)
     copies = 3 if choice["outer"] == "nesterov" else 1
-    return cost.mean_over(step.period).holding((PACKED + copies) * step.num_bytes)
+    return cost.mean_over(step.period).holding((PACKED + copies) * step.num_bytes + _rounded(step, copies=2))
 
 
 def gossip(step: Step) -> CommunicationCost:
@@ -176,7 +175,8 @@ def gossip(step: Step) -> CommunicationCost:
         worker = Cost(sent, DEALT, sent, sent, step.num_bytes)
         return _coded(CommunicationCost((worker,) * plan.num_ranks + (Cost(),) * plan.num_ranks, plan.roles), step)
     cost = CommunicationCost((Cost(sent, 1, sent, sent),) * plan.num_ranks, plan.roles)
-    return _coded(cost, step).holding((PACKED + 1) * step.num_bytes)
+    rounded = _rounded(step, messages=1 + num_neighbours(graph, plan.num_ranks))
+    return _coded(cost, step).holding((PACKED + 1) * step.num_bytes + rounded)
 
 
 def _paired(step: Step, graph: str) -> CommunicationCost:
@@ -199,7 +199,8 @@ def elastic(step: Step) -> CommunicationCost:
     home = Cost(visits * sent_bytes, 2, 2 * visits * sent_bytes, plan.num_ranks * sent_bytes)
     visitor = Cost(sent_bytes, 2, 2 * sent_bytes, sent_bytes)
     cost = CommunicationCost((home, *[visitor] * visits), plan.roles)
-    return _coded(cost, step).mean_over(step.period).holding((PACKED + 2) * step.num_bytes)
+    held = (PACKED + 2) * step.num_bytes + _rounded(step, copies=2, messages=2)
+    return _coded(cost, step).mean_over(step.period).holding(held)
 
 
 def served(step: Step) -> CommunicationCost:
@@ -243,8 +244,14 @@ def _hosted(step: Step) -> CommunicationCost:
     return replace(cost, between_bytes=2 * sum(forwards) * sent_bytes)
 
 
+def _rounded(step: Step, *, copies: int = 1, messages: int = 1) -> float:
+    """Bytes that a rank which sends weights holds in a group, where they are not sent as they are: encoded messages, one
+    more for synchronous steps, and weights as others see them."""
+    return copies * step.num_bytes + (1 + messages) * step.kept_bytes if step.kept_bytes else 0.0
+
+
 def _coded(cost: CommunicationCost, step: Step) -> CommunicationCost:
     """With what the codec does, and keeps, at every worker."""
-    codec = Cost(bytes_reduced=step.codec.touched_bytes, memory=step.codec.memory_bytes + step.kept_bytes)
+    codec = Cost(bytes_reduced=step.codec.touched_bytes, memory=step.codec.memory_bytes)
     pairs = zip(cost.addresses, cost.roles.kinds, strict=True)
     return replace(cost, addresses=tuple(one.plus(codec) if kind == "worker" else one for one, kind in pairs))

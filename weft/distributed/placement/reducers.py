@@ -85,9 +85,7 @@ class ScatterReducer(AbstractReducer):
         self._codec = codec
         self._cuts = placement.cuts
         encoded = [codec.make_memory(cut.parts[shard.rank], shard.empty) for cut in self._cuts]
-        self._sums = [
-            part if memory is None else memory for part, memory in zip(placement.parts, encoded, strict=True)
-        ]
+        self._sums = [part if memory is None else memory for part, memory in zip(placement.parts, encoded, strict=True)]
 
     def start(self, index: int, sent: Tensor, op: ReduceOp, message: Tensor) -> PendingSum:
         cut, own = self._cuts[index], self._sums[index]
