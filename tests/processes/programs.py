@@ -6,8 +6,10 @@ import torch
 import torch.distributed
 
 from tests.distributed.group import contract
+from weft.distributed.collectives import probe_network
 from weft.distributed.group import AbstractGroup, AllReduce, kill_this_process
-from weft.distributed.place import Kind, find_launch, open_group
+from weft.distributed.place import Kind, find_launch, open_group, with_topology
+from weft.specs import parse_plan
 
 
 def keep_contract(kind: Kind, program: str = "everything", ranks_per_host: int = 0) -> contract.Report:
@@ -33,6 +35,23 @@ def keep_contract_and_lose_peer() -> tuple[list[contract.Report], list[contract.
     group.close()
     short = open_group(find_launch(), "mpi", timeout=contract.CONTRACT_TIMEOUT, generation=2)
     return whole, pairs, contract.lose(short, "all_reduce", None)
+
+
+def choose_by_probe(ranks_per_host: int) -> list[float]:
+    """Measure, and add up messages of three sizes by what is then the fastest; the hosts that were found, and the sums,
+    which are those of some of the ranks last."""
+    plan = parse_plan("data=4 topology=auto")
+    group = with_topology(open_over("hierarchical", 30, ranks_per_host), plan, ranks_per_host)
+    network = probe_network(group, ranks_per_host)
+    totals = [torch.full((size,), 1.0 + group.rank) for size in (2, 3000, 500_000)]
+    for work in [group.start(AllReduce(total)) for total in totals]:
+        work.wait()
+    own = torch.tensor([1.0 + group.rank])
+    part = group.split(group.rank % 2, group.rank)
+    part.all_reduce(own)
+    part.close()
+    group.close()
+    return [network.ranks_per_host or 0, *(float(total.mean()) for total in totals), own.item()]
 
 
 def meet_over(kinds: list[Kind]) -> list[str]:

@@ -101,7 +101,7 @@ def plan_cost(
 
     >>> from weft.specs import parse_plan
     >>> plan_cost(parse_plan("data=4"), 1000.0).of("worker")
-    Cost(bytes_sent=1500.0, rounds=6, path_bytes=1500.0, bytes_reduced=750.0, memory=1000.0)
+    Cost(bytes_sent=1500.0, rounds=6.0, path_bytes=1500.0, bytes_reduced=750.0, memory=1000.0)
     >>> plan_cost(parse_plan("data=4 consistency=local(8)"), 1000.0).of("worker").bytes_sent
     187.5
     >>> plan_cost(parse_plan("data=4 consistency=stale topology=server(shards=2)"), 1000.0).of("server").bytes_sent

@@ -49,7 +49,7 @@ def choose(
         ranks: their places in the network; the first ones if not given.
         element_bytes: of a number of the message, which is not cut.
 
-    >>> choose(TEN_GIGABIT, 6, 8).algorithm.name, str(choose(TEN_GIGABIT, 6, 100_000_000).algorithm)
+    >>> choose(TEN_GIGABIT, 6, 4096).algorithm.name, str(choose(TEN_GIGABIT, 6, 100_000_000).algorithm)
     ('tree', 'hierarchical(2)')
     """
     places = ranks or tuple(range(size))
