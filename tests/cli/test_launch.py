@@ -34,3 +34,10 @@ def test_the_script_that_fails_is_told_with_its_rank(weft: Any, script: Path) ->
 def test_a_script_that_is_not_there_is_2(weft: Any) -> None:
     outcome = weft("launch", "absent.py")
     assert (outcome.code, outcome.out) == (2, "") and "no such script (absent.py)" in outcome.err
+
+
+def test_what_each_rank_prints_is_kept(weft: Any, script: Path, tmp_path: Path) -> None:
+    script.write_text("import os\nprint('this is', os.environ['WEFT_RANK'])\n")
+    outcome = weft("launch", "--workers", "2", "--logs", tmp_path / "logs", script)
+    assert outcome.code == 0
+    assert [(tmp_path / f"logs/rank-{rank}.log").read_text() for rank in range(2)] == ["this is 0\n", "this is 1\n"]

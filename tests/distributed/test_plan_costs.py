@@ -162,8 +162,8 @@ def counted(text: str) -> tuple[list[float], float | None]:
 
 
 def stated(text: str, joined: float | None = None) -> CommunicationCost:
-    """With the report of the loss, which ranks in step send in an all-reduce of its own; with a codec it also tells which
-    values did not fit."""
+    """With the report of the loss, which ranks in step send in an all-reduce of its own; with a codec it also tells
+    which values did not fit."""
     plan = parse_plan(text)
     cost = plan_cost(plan, NUM_BYTES, state_bytes=NUM_BYTES, joined=joined)
     if plan.consistency.name == "sync" and plan.channel == "all_reduce":

@@ -193,6 +193,67 @@ def test_a_sharded_optimizer_refuses_its_state_dict_and_whole_tensors(on_ranks: 
     on_ranks(script, 2)
 
 
+def adam_script(change: Callable[[nn.Module, torch.optim.Optimizer], None], plan: str) -> Callable[[], list[float]]:
+    """Two steps of Adam, with a change between weaving and training; the weights in the end."""
+
+    def script() -> list[float]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(40, 8), nn.Linear(8, 2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        loader = DataLoader(TensorDataset(torch.randn(8, 40)), 4)
+        model, optimizer, loader = weave(model, optimizer, loader, plan=plan)
+        change(model, optimizer)
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        return nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+    return script
+
+
+def load_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """The state of another optimizer that has taken a step."""
+    other = torch.optim.Adam([parameter.detach().clone().requires_grad_() for parameter in model.parameters()], lr=0.1)
+    for parameter in other.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    other.step()
+    optimizer.load_state_dict(other.state_dict())
+
+
+def move_memory(model: nn.Module, _optimizer: torch.optim.Optimizer) -> None:
+    nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(model.parameters()).clone(), model.parameters())
+
+
+def fail_once(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """A step that raises before it changes anything, which the script survives."""
+    optimizer.param_groups[0]["betas"] = None
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with pytest.raises(TypeError):
+        optimizer.step()
+    optimizer.param_groups[0]["betas"] = (0.9, 0.999)
+
+
+@pytest.mark.parametrize("change", [load_state, move_memory, fail_once])
+def test_what_a_script_does_to_a_sharded_optimizer_is_not_lost(change: Any, on_ranks: OnRanks) -> None:
+    """Each of these once left the pieces behind without a word."""
+    expected = on_ranks(adam_script(change, "data"), 2)[0]
+    for found in on_ranks(adam_script(change, "shard"), 2):
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_closure_under_shard_is_refused(on_ranks: OnRanks) -> None:
+    def script() -> None:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        weave(model, optimizer, DataLoader(TensorDataset(torch.zeros(4, 2)), 2), plan="shard")
+        with pytest.raises(UsageError, match=r"closure would compute gradients.*call backward before step"):
+            optimizer.step(lambda: 0.0)
+
+    on_ranks(script, 2)
+
+
 # ---- real processes
 
 

@@ -7,6 +7,7 @@ from typing import Any, final
 from weft.distributed.group import AbstractGroup
 from weft.distributed.mailbox import AbstractMailbox, MailFault, RecordingMailbox
 from weft.distributed.place import AbstractPlace
+from weft.distributed.place.topology import algorithm_of
 from weft.distributed.realise import RunSpec, realise
 from weft.distributed.virtual import TEN_GIGABIT, VirtualResult, run_virtual
 from weft.planning.network import NetworkModel
@@ -83,4 +84,10 @@ def run_plan(
         with realise(chosen, place, spec) as replicas:
             return None if replicas is None else work(group, replicas)
 
-    return run_virtual(program, chosen.roles.num_addresses, network=with_host_servers(network, chosen), timeout=1e6)
+    return run_virtual(
+        program,
+        chosen.roles.num_addresses,
+        network=with_host_servers(network, chosen),
+        choice=algorithm_of(chosen),
+        timeout=1e6,
+    )

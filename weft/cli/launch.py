@@ -14,6 +14,9 @@ def launch(
         list[str] | None, typer.Argument(metavar="[ARGUMENT]...", help="What the script gets.")
     ] = None,
     workers: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks to start.")] = 2,
+    logs: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Keep there what each rank prints, one file a rank.")
+    ] = None,
 ) -> None:
     """Run a script on several ranks; what rank 0 prints is shown."""
     from weft.engines.fork_server import start_fork_server
@@ -25,4 +28,4 @@ def launch(
         raise UsageError(f"no such script ({script}); give the path of a Python file")
     start_fork_server()
     program = RankProgram("weft.runs.script:run_script", {"path": str(script), "arguments": arguments or []})
-    run_ranks(program, workers, silent=True)
+    run_ranks(program, workers, silent=True, logs=logs)

@@ -1,7 +1,7 @@
 """The cost of codecs as data: what is sent instead of a message, what is kept back, and what encoding costs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.errors import UsageError, nearest
 from weft.specs.axes import AXES
@@ -36,9 +36,10 @@ def codec_cost(compress: Choice | str, num_bytes: float, element_bytes: int = 4)
     """
     choice = Choice(compress) if isinstance(compress, str) else compress
     rows = {name: value.cost for name, value in AXES["compress"].items() if value.cost}
-    if choice.name not in rows:
-        raise UsageError(f"cost of this compression is not known ({choice}); {nearest(choice.name, rows)}")
-    formula: Callable[[Choice, float, int], CodecCost] = load(rows[choice.name])
+    path = rows.get(str(replace(choice, parameters=())))
+    if path is None:
+        raise UsageError(f"cost of this compression is not known ({choice}); {nearest(str(choice), rows)}")
+    formula: Callable[[Choice, float, int], CodecCost] = load(path)
     return formula(choice, num_bytes, element_bytes)
 
 

@@ -63,11 +63,6 @@ class Step:
     joined: float | None
     element_bytes: int
 
-    @property
-    def period(self) -> int:
-        """Steps from one exchange to the next."""
-        return int(self.plan.consistency.get("steps", 1))
-
     @cached_property
     def codec(self) -> CodecCost:
         return codec_cost(self.plan.compress, self.num_bytes, self.element_bytes)
@@ -161,7 +156,7 @@ def local(step: Step) -> CommunicationCost:
     if choice["state"] == "mean" and step.state_bytes:
         cost = cost.plus(all_reduce_cost(algorithm, size, step.state_bytes)).holding(step.state_bytes)
     copies = 3 if choice["outer"] == "nesterov" else 1
-    return cost.mean_over(step.period).holding((PACKED + copies) * step.num_bytes + _rounded(step, copies=2))
+    return cost.mean_over(step.plan.period).holding((PACKED + copies) * step.num_bytes + _rounded(step, copies=2))
 
 
 def gossip(step: Step) -> CommunicationCost:
@@ -200,7 +195,7 @@ def elastic(step: Step) -> CommunicationCost:
     visitor = Cost(sent_bytes, 2, 2 * sent_bytes, sent_bytes)
     cost = CommunicationCost((home, *[visitor] * visits), plan.roles)
     held = (PACKED + 2) * step.num_bytes + _rounded(step, copies=2, messages=2)
-    return _coded(cost, step).mean_over(step.period).holding(held)
+    return _coded(cost, step).mean_over(step.plan.period).holding(held)
 
 
 def served(step: Step) -> CommunicationCost:
@@ -222,7 +217,7 @@ def _at_servers(step: Step, *, reduced: float = 0.0, copies: int = 0) -> Communi
     worker = Cost(pushed, 2, 2 * pushed, reduced)
     shard = Cost(at_shard, 2, 2 * at_shard, at_shard, step.num_bytes / shards)
     cost = _coded(CommunicationCost((worker,) * size + (shard,) * shards, plan.roles), step)
-    return cost.mean_over(step.period).holding(copies * step.num_bytes + pending)
+    return cost.mean_over(step.plan.period).holding(copies * step.num_bytes + pending)
 
 
 def _hosted(step: Step) -> CommunicationCost:
@@ -245,8 +240,8 @@ def _hosted(step: Step) -> CommunicationCost:
 
 
 def _rounded(step: Step, *, copies: int = 1, messages: int = 1) -> float:
-    """Bytes that a rank which sends weights holds in a group, where they are not sent as they are: encoded messages, one
-    more for synchronous steps, and weights as others see them."""
+    """Bytes that a rank which sends weights holds in a group, where they are not sent as they are: encoded messages,
+    one more for synchronous steps, and weights as others see them."""
     return copies * step.num_bytes + (1 + messages) * step.kept_bytes if step.kept_bytes else 0.0
 
 

@@ -36,6 +36,7 @@ from weft.proving.reference import (
 from weft.proving.relaxed_equations import AbstractEquations
 from weft.proving.rounding import Rounding, hop_error, round_all, rounding_of
 from weft.specs import Plan
+from weft.specs.devices import find_device
 from weft.specs.loading import load
 from weft.specs.plan import value_of
 from weft.training.build import build_task
@@ -63,7 +64,8 @@ class Lockstep(AbstractMethod):
         return pack_trace(trace_ranks(case, replicas))
 
     def judge(self, case: Case, runs: Sequence[Evidence]) -> Proof:
-        case = replace(case, tolerance=max(case.tolerance, hop_error(case.plan)))
+        device = case.device or find_device(case.recipe.mutable.device)
+        case = replace(case, tolerance=max(case.tolerance, hop_error(case.plan, device)))
         return compare_ranks([unpack_trace(found) for found in runs[0].ranks], trace_references(case), case)
 
 

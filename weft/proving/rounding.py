@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.specs import Plan
+from weft.specs import CPU, Plan
 from weft.specs.loading import load
 from weft.specs.plan import value_of
 
@@ -60,11 +60,11 @@ def round_all(rounding: Rounding, tensors: Mapping[str, Tensor]) -> dict[str, Te
     return {name: rounding(tensor).clone() for name, tensor in tensors.items()}
 
 
-def hop_error(plan: Plan) -> float:
+def hop_error(plan: Plan, device: torch.device = CPU) -> float:
     """How far weights and optimizer state may be off, as a share of the largest value, where sums are rounded once for
     every rank: half a unit each, twice that in a square (second moments), and twice that again for later steps, which
     begin where the earlier ones were off."""
     digits = rounding_of(plan).digits
-    if digits is None or value_of("topology", plan.topology).rounds_once:
+    if digits is None or (device.type == "cpu" and value_of("topology", plan.topology).rounds_once):
         return 0.0
     return 4 * plan.num_ranks * 2.0**-digits

@@ -37,7 +37,7 @@ def find_device(wish: str = "auto", local_rank: int = 0) -> torch.device:
 
 
 def list_devices() -> tuple[str, ...]:
-    """What this machine can compute on: the CPU, and each device of its accelerator."""
+    """The devices of this machine: the CPU, and each device of its accelerator."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return ("cpu",)

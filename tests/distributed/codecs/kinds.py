@@ -48,7 +48,7 @@ class SignCodec(AbstractCodec):
     def make_memory(self, bucket: Bucket, empty: Empty) -> Tensor:
         return empty((self._length(bucket),), torch.uint8)
 
-    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None) -> Tensor:
+    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None, *, share: float = 1.0) -> Tensor:
         wanted = self._residuals.add_to(bucket, message)
         scales = torch.stack([tensor.abs().mean() for tensor in wanted.values()]).to(torch.float32)
         signs = torch.cat([tensor.reshape(-1) >= 0 for tensor in wanted.values()]).to(torch.uint8)
@@ -100,7 +100,7 @@ class SparseCodec(AbstractCodec):
     def make_memory(self, bucket: Bucket, empty: Empty) -> None:
         return None
 
-    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None) -> Tensor:
+    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None, *, share: float = 1.0) -> Tensor:
         wanted = self._residuals.add_to(bucket, message)
         flat = torch.cat([tensor.reshape(-1) for tensor in wanted.values()])
         places = (flat.abs() > 1).nonzero().reshape(-1)
@@ -158,7 +158,7 @@ class LowRankCodec(AbstractCodec):
     def make_memory(self, bucket: Bucket, empty: Empty) -> None:
         return None
 
-    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None) -> Tensor:
+    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None, *, share: float = 1.0) -> Tensor:
         (name,), (shape,) = bucket.names, bucket.shapes
         self._matrix = message.view(shape) + self._kept.get(name, torch.zeros(()))
         return self._matrix @ torch.ones(shape[1], dtype=bucket.dtype)

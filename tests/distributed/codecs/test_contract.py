@@ -65,7 +65,7 @@ class Planted(AbstractCodec):
     def make_memory(self, bucket: Bucket, empty: Empty) -> Tensor | None:
         return self._inner.make_memory(bucket, empty)
 
-    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None) -> Tensor:
+    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None, *, share: float = 1.0) -> Tensor:
         found: Tensor = self._call("encode", bucket, message, out)
         return found
 

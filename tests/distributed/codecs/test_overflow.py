@@ -68,6 +68,20 @@ def test_a_loss_that_is_not_finite_is_told_by_others() -> None:
     assert found == ("no error", "no error")
 
 
+def test_a_sum_that_would_not_fit_is_told_too() -> None:
+    """Half of 1e5 fits on each of two ranks, and 1e5 does not."""
+
+    def program(group: AbstractGroup) -> str:
+        parameters = make_parameters()
+        exchange = GradientExchange(group, parameters, HalfCodec("fp16"))
+        gradients = {name: torch.full_like(p, 1e5) for name, p in parameters.items()}
+        with pytest.raises(EncodingError, match=r"1e\+05, at most: 65504"):
+            run_step(exchange, gradients, 0.5, make_update(parameters))
+        return "told"
+
+    assert run_virtual(program, 2).results == ("told", "told")
+
+
 def test_what_fits_is_exchanged_by_all() -> None:
     def program(group: AbstractGroup) -> bool:
         parameters = make_parameters()

@@ -20,6 +20,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if every GPU could be reached by NCCL."""
     monkeypatch.setattr(devices, "has_own_transport", lambda device: device.type == "cuda")
     monkeypatch.setattr(devices, "open_torch_group", lambda launch, **_: SoloGroup())
+    monkeypatch.setattr(devices, "_number_of", lambda device: device.index)
 
 
 def kinds_of(on: list[str], plan: str = "data=2") -> list[str]:

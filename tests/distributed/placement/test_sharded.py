@@ -15,7 +15,7 @@ from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.group import AbstractGroup
 from weft.distributed.placement import MeshGroups, ShardedState
 from weft.distributed.placement.buckets import plan_buckets
-from weft.distributed.placement.cut import ALIGNMENT
+from weft.distributed.placement.cut import ALIGNMENT, cut_evenly
 from weft.distributed.placement.sharded import cut_bucket
 from weft.distributed.virtual import run_virtual
 from weft.errors import RecipeError
@@ -228,3 +228,26 @@ def test_a_sharded_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
         assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())
     (alone,) = whole_of(case_of(recipe, "data=1", 1), resume)
     assert all(torch.allclose(alone[key], tensor, atol=1e-5) for key, tensor in expected.items())
+
+
+# ---- found by a reader
+
+
+def test_a_rule_that_looks_ahead_waits_for_ranks_that_own_nothing() -> None:
+    # Regression: a rank without a piece found nothing to gather, and the others waited for it.
+    class Ahead(Momentum):  # type: ignore[misc]
+        def prepare_param(self, parameter: Tensor, slots: Mapping[str, Tensor], shared: object) -> Tensor:
+            return parameter - 0.01 * slots["velocity"]
+
+    def program(group: AbstractGroup) -> list[float]:
+        placement, optimizer = ShardedState(group), Optimizer(Ahead(0.9), lr=0.1)
+        parameters = {"w": torch.ones(10, requires_grad=True)}
+        state = optimizer.init(placement.owned(parameters))
+        return placement.prepare(optimizer, parameters, state)["w"].tolist()
+
+    assert run_virtual(program, 3).results == ([1.0] * 10,) * 3
+
+
+def test_an_empty_parameter_has_an_owner() -> None:
+    pieces = cut_evenly({"none": torch.zeros(0, 3), "w": torch.zeros(5)}, 2)
+    assert [piece.name for own in pieces for piece in own] == ["none", "w"]

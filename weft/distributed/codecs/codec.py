@@ -48,12 +48,14 @@ class AbstractCodec(ABC):
         """Memory for what is sent of a bucket, to be given to `encode`; None where none is needed."""
 
     @abstractmethod
-    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None) -> Tensor:
+    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None, *, share: float = 1.0) -> Tensor:
         """The tensor that is sent instead of a message.
 
         Args:
             message: of the bucket, flat or in the shape of its one piece.
             out: memory of `make_memory`, of which it may use a part; None to make some.
+            share: the weight with which the message counts in a sum, and which it has been multiplied by; all weights
+                add up to 1. What it was before must fit too: then so does the sum.
 
         Raises:
             EncodingError: a value does not fit. Names the tensor.

@@ -30,7 +30,7 @@ class ExactCodec(AbstractCodec):
     def make_memory(self, bucket: Bucket, empty: Empty) -> None:
         return None
 
-    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None) -> Tensor:
+    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None, *, share: float = 1.0) -> Tensor:
         return message if out is None else out.copy_(message.view_as(out))
 
     def reduce(

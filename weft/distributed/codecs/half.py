@@ -26,7 +26,7 @@ from weft.specs.plan import Choice
 
 __all__ = ["HalfCodec", "make_bf16", "make_fp16"]
 
-HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 CURES = {"fp16": "use compress=bf16", "bf16": "use compress=none"}
 
 
@@ -49,8 +49,8 @@ class HalfCodec(AbstractCodec):
         return empty((bucket.num_elements,), self._sent_as(bucket))
 
     @torch.no_grad()
-    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None) -> Tensor:
-        self._check_fits(bucket, message)
+    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None, *, share: float = 1.0) -> Tensor:
+        self._check_fits(bucket, message, share)
         if out is None:
             return message.to(self._sent_as(bucket), copy=True)
         return out.view(message.shape).copy_(message)
@@ -77,31 +77,31 @@ class HalfCodec(AbstractCodec):
         return codec_cost("none" if is_sent_as_it_is else self._name, bucket.num_bytes, bucket.dtype.itemsize)
 
     def _sent_as(self, bucket: Bucket) -> torch.dtype:
-        return HALVES[self._name] if bucket.dtype in (torch.float32, torch.float64) else bucket.dtype
+        return TYPES[self._name] if bucket.dtype in (torch.float32, torch.float64) else bucket.dtype
 
-    def _check_fits(self, bucket: Bucket, message: Tensor) -> None:
+    def _check_fits(self, bucket: Bucket, message: Tensor, share: float) -> None:
         """Finite numbers stay finite; what is not finite before is nobody's fault here."""
         if message.numel() == 0 or self._sent_as(bucket) == bucket.dtype:
             return
-        if not self._overflows(message):
+        if not self._overflows(message, share):
             return
         for name, tensor in bucket.unpack(message).items():
-            if self._overflows(tensor):
-                largest = float(tensor.abs().max())
-                limit = torch.finfo(HALVES[self._name]).max
+            if self._overflows(tensor, share):
+                largest = float(tensor.abs().max()) / share
+                limit = torch.finfo(TYPES[self._name]).max
                 raise EncodingError(
                     f"value does not fit into {self._name} ({name}: {largest:.3g}, at most: {limit:.6g}); "
                     f"{CURES[self._name]}",
                     name,
                 )
 
-    def _overflows(self, tensor: Tensor) -> bool:
+    def _overflows(self, tensor: Tensor, share: float) -> bool:
         """Whether the largest number is finite, and not so as 16 bits."""
-        if tensor.numel() == 0:
+        if tensor.numel() == 0 or not share:
             return False
         low, high = torch.aminmax(tensor)
-        largest = max(-float(low), float(high))
-        return math.isfinite(largest) and math.isinf(torch.tensor(largest).to(HALVES[self._name]).item())
+        largest = max(-float(low), float(high)) / share
+        return math.isfinite(largest) and math.isinf(torch.tensor(largest).to(TYPES[self._name]).item())
 
 
 def make_fp16(choice: Choice) -> HalfCodec:

@@ -34,7 +34,7 @@ def all_reduce_rounds(
         planned = all_reduce_schedule(algorithm, rank, size)
         bounds = part_bounds(flat_tensor.numel(), planned.num_parts)
         bytes_reduced = yield from perform(planned.schedule, flat_tensor, bounds, tag=tag, op=call.op)
-    finish_mean(flat_tensor, call.op, size)
+        finish_mean(flat_tensor, call.op, size)
     copy_back(call.tensor, flat_tensor)
     return bytes_reduced
 
@@ -79,9 +79,10 @@ def _reduce_in_rank_order(
     yield from perform(
         schedules.all_to_all(rank, size), tensor, bounds, tag=tag, target=arrived, target_bounds=arrived_bounds
     )
-    total = rows[0].float() if rows.dtype in HALVES else rows[0]  # rounded once, as native groups do
+    total = rows[0].float() if rows.dtype in HALVES else rows[0]  # and rounded once, as native groups do
     for row in rows[1:]:
         combine(total, row, op)
+    finish_mean(total, op, size)
     output.copy_(total)
     return (size - 1) * length * tensor.element_size()
 
@@ -105,7 +106,6 @@ def _(call: calls.ReduceScatter, rank: int, size: int, tag: int) -> CollectiveRo
     output = make_dense(call.output)
     bounds = _bounds(call.tensor, call.sizes, size)
     bytes_reduced = yield from _reduce_in_rank_order(output, source, bounds, rank, size, tag, call.op)
-    finish_mean(output, call.op, size)
     copy_back(call.output, output)
     return bytes_reduced
 

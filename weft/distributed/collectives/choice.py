@@ -94,8 +94,11 @@ def _bound(algorithm: Algorithm, network: NetworkModel, message: _Message, ranks
     size, inside = len(ranks), network.inside or network.between
     alpha, beta = min(inside.alpha, network.between.alpha), min(inside.beta, network.between.beta)
     formula = estimate(all_reduce_cost(algorithm, size, message.num_bytes), alpha, beta, network.gamma)
-    # Of a small message, of which many parts are empty, formulas say up to twice as much.
-    bound = formula / 2 if message.num_bytes < message.element_bytes * size else formula
+    # Of a small message, of which many parts are empty, formulas say up to twice as much, and of a tree that lacks
+    # branches, whose messages then overlap.
+    is_too_high = message.num_bytes < message.element_bytes * size
+    is_too_high = is_too_high or (algorithm.name == "tree" and not is_power_of_two(size))
+    bound = formula / 2 if is_too_high else formula
     if network.host_beta is None:
         return bound
     return max(bound, _bytes_leaving(algorithm, network, message, ranks) * network.host_beta)

@@ -81,10 +81,10 @@ class MessageGroup(AbstractGroup):
         self.start(call).wait()
 
     def split(self, colour: int, key: int) -> AbstractGroup:
-        part, choice = self._transport.split(colour, key), self._choice
-        if choice.name == "auto":
-            choice = choice.for_part(_ranks_in(part, self.rank))
-        return MessageGroup(part, choice)
+        part, chosen = self._transport.split(colour, key), self._choice
+        if chosen.name == "auto":
+            chosen = chosen.for_part(_ranks_in(part, self.rank))
+        return MessageGroup(part, chosen)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         return self._transport.empty(shape, dtype)

@@ -68,7 +68,7 @@ def probe_all_reduce(group: AbstractGroup, sizes: tuple[int, ...] = PROBED_SIZES
 
 
 def _agree_on_hosts(group: AbstractGroup, ranks_per_host: int) -> int:
-    """What all say; 1 where they differ, or where that many do not divide all."""
+    """The number that all say; 1 where they differ, or where that many do not divide all."""
     said = torch.empty(group.size, dtype=torch.int64)
     group.all_gather(said, torch.tensor([ranks_per_host]))
     is_even = len(set(said.tolist())) == 1 and group.size % ranks_per_host == 0

@@ -144,7 +144,8 @@ class LocalAveraging(AbstractGroupScheme):
         own = entries.get("local/round")
         if own is not None:
             self._round.copy_(own.tensor)
-        assert self._codec.is_exact or not self._round[1], "ranks save where they meet, with the same weights"
+        if self._common and self._round[1]:  # saved between two meetings: from here on they differ from another point
+            write(self._common, self._mean(self._parcel, self._parameters))
         if self._outer is not None and all(f"local/anchor/{name}" in entries for name in self._parameters):
             names = self._parameters
             write(self._outer.anchor, {name: entries[f"local/anchor/{name}"].tensor for name in names})

@@ -41,9 +41,14 @@ class Parcel:
         self._started = 0.0
         self._ended: float | None = None
         self._num_bytes = 0
+        self._share = 1.0
 
     @torch.no_grad()
     def pack(self, tensors: Mapping[str, Tensor], factor: float = 1.0) -> None:
+        """Args:
+        factor: of a sum in which the factors of all ranks add up to 1.
+        """
+        self._share = factor
         write(self.tensors, {name: tensors[name] for name in self.tensors})
         if factor != 1.0:
             for message in self.messages:
@@ -128,7 +133,7 @@ class Parcel:
 
     def _encode(self) -> Sequence[Tensor]:
         triples = zip(self._packed.buckets, self.messages, self._memory, strict=True)
-        return [self._codec.encode(bucket, message, memory) for bucket, message, memory in triples]
+        return [self._codec.encode(bucket, message, memory, share=self._share) for bucket, message, memory in triples]
 
     def _decode_into(self, places: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
         for bucket, tensor, place in zip(self._packed.buckets, sent, places, strict=False):

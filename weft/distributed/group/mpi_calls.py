@@ -9,7 +9,15 @@ from torch import Tensor
 
 from weft.distributed.group import calls
 from weft.distributed.group.calls import Call, Sizes
-from weft.distributed.group.dense import as_bytes, combine_neighbours, copy_back, make_dense, part_bytes, part_lengths
+from weft.distributed.group.dense import (
+    HALVES,
+    as_bytes,
+    combine_neighbours,
+    copy_back,
+    make_dense,
+    part_bytes,
+    part_lengths,
+)
 from weft.errors import UsageError
 
 __all__ = ["MpiEndpoint", "StartedCall", "start_call"]
@@ -24,7 +32,6 @@ _TYPES = {
     torch.int64: "INT64_T",
 }
 _OPS = {"sum": "SUM", "mean": "SUM", "min": "MIN", "max": "MAX", "product": "PROD"}
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def _nothing() -> None:
@@ -114,7 +121,7 @@ def _start_reduction(endpoint: MpiEndpoint, call: calls.AllReduce | calls.Reduce
     comm, op = endpoint.collectives, getattr(endpoint.mpi, _OPS[call.op])
     # 16-bit floats travel as 32-bit ones. A copy anyway, but for all-reduce: MPI must not write to the inputs.
     own = make_dense(call.tensor)
-    own = own.float() if own.dtype in _HALVES else own
+    own = own.float() if own.dtype in HALVES else own
     if own.dtype not in _TYPES:
         raise UsageError(f"MPI cannot reduce this type (type: {own.dtype}); convert the tensor")
     target = call.output if isinstance(call, calls.ReduceScatter) else call.tensor

@@ -82,7 +82,7 @@ def start_call(endpoint: TorchEndpoint, call: Call, neighbour_tag: int) -> Start
             return _start_neighbour_all_reduce(endpoint, call, neighbour_tag)
         case calls.AllToAll() if call.send_sizes is not None:
             return _start_exchange(endpoint, call)  # a rank that sends nothing may yet receive
-        case calls.AllGather() if call.sizes is not None:
+        case calls.AllGather() if call.sizes is not None and len(set(call.sizes)) > 1:
             return _start_broadcasts(endpoint, call, call.sizes)
         case _ if call.tensor.numel() == 0:
             return StartedCall([])

@@ -156,9 +156,11 @@ class TorchGroup(AbstractGroup):
 
     def _break_transport(self) -> None:
         """Make every call under way fail at once: Gloo closes all connections when one receive takes too long."""
+        if self._transport is None:
+            return
         if self._backend == "nccl":
             self._transport.abort()
-        elif self._transport is not None and self._size > 1:
+        elif self._size > 1:
             peer = (self._rank + 1) % self._size
             with suppress(RuntimeError):
                 nothing = torch.empty(1, dtype=torch.uint8)

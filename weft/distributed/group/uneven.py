@@ -32,14 +32,14 @@ def gather_parts(group: AbstractGroup, tensor: Tensor) -> tuple[Tensor, ...]:
         tensor: (rows, ...); ranks may bring different numbers of rows, and none, of the same shape and type.
 
     Returns:
-        One tensor for each rank, (its rows, ...): views of one tensor of `group.empty`.
+        One tensor for each rank, (its rows, ...): views of one tensor.
 
     >>> from weft.distributed.group.solo import SoloGroup
     >>> gather_parts(SoloGroup(), torch.tensor([3, 5]))
     (tensor([3, 5]),)
     """
     sizes = gather_lengths(group, len(tensor))
-    output = group.empty((sum(sizes), *tensor.shape[1:]), tensor.dtype)
+    output = tensor.new_empty((sum(sizes), *tensor.shape[1:]))
     group.all_gather(output, tensor, sizes)
     parts: tuple[Tensor, ...] = output.split(sizes)
     return parts

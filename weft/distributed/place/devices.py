@@ -9,7 +9,6 @@ anything else            what carries those of the CPU, by way of host memory
 import hashlib
 import logging
 import os
-import socket
 from functools import cache
 
 import torch
@@ -20,7 +19,7 @@ from weft.distributed.group.staged import StagedGroup
 from weft.distributed.group.two_sided import TwoSidedGroup
 from weft.distributed.place.launch import Launch
 from weft.distributed.place.open_group import open_torch_group
-from weft.distributed.place.topology import with_topology
+from weft.distributed.place.topology import algorithm_of, with_topology
 from weft.specs import Plan
 
 __all__ = ["has_own_transport", "open_for_device", "prepare_device"]
@@ -47,17 +46,21 @@ def open_for_device(launch: Launch, host: AbstractGroup, plan: Plan, device: tor
     if launch.size == 1:
         return host
     has_own = _all_have_own_transport(host, device)
-    if has_own and plan.topology.name in ("native", "auto"):
+    if has_own and algorithm_of(plan) is None:
         own = open_torch_group(launch, backend="nccl", device=device, generation=host.generation)
         return TwoSidedGroup(StagedGroup(host, device), own)
     carried = with_topology(host, plan, launch.local_size)
     if device.type == "cpu":
         return carried
     if launch.rank == 0:
-        _say_staged(
-            device, "the plan names an algorithm of messages" if has_own else "no transport for them is at hand"
-        )
+        _say_staged(device, _reason_for(device, has_own=has_own))
     return StagedGroup(carried, device)
+
+
+def _reason_for(device: torch.device, *, has_own: bool) -> str:
+    if has_own:
+        return "the plan names an algorithm of messages"
+    return "ranks share one" if has_own_transport(device) else "no transport for them is at hand"
 
 
 @cache
@@ -68,8 +71,9 @@ def _say_staged(device: torch.device, reason: str) -> None:
 
 def _all_have_own_transport(host: AbstractGroup, device: torch.device) -> bool:
     """Whether every rank can use NCCL; it takes a GPU for each."""
-    own = torch.tensor([[int(has_own_transport(device)), _number_of_host(), device.index or 0]])
-    facts = torch.empty(host.size, 3, dtype=torch.int64)
+    has_own = has_own_transport(device)
+    own = torch.tensor([[int(has_own), _number_of(device) if has_own else 0]])
+    facts = torch.empty(host.size, 2, dtype=torch.int64)
     host.all_gather(facts, own)
     rows = [tuple(row) for row in facts.tolist()]
     return all(row[0] for row in rows) and len(set(rows)) == len(rows)
@@ -82,5 +86,7 @@ def has_own_transport(device: torch.device) -> bool:
     return distributed.get_default_backend_for_device(device) == "nccl"
 
 
-def _number_of_host() -> int:
-    return int.from_bytes(hashlib.sha256(socket.gethostname().encode()).digest()[:7], "big")
+def _number_of(device: torch.device) -> int:
+    """The same for ranks that share a GPU, whatever each of them calls it: one that sees no other calls it 0."""
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return int.from_bytes(hashlib.sha256(uuid.encode()).digest()[:7], "big")

@@ -55,8 +55,8 @@ def find_launch(environment: Mapping[str, str] = os.environ) -> Launch:
         rank, size = _numbers(environment, "WEFT_RANK", "WEFT_SIZE")
         return Launch("weft", rank, size, environment["WEFT_MEETING"], size, rank)
     if "RANK" in environment and "WORLD_SIZE" in environment and "MASTER_ADDR" in environment:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK")
-        rank, size, local_size, local_rank = _numbers(environment, *names)
+        rank, size, local_size = _numbers(environment, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+        (local_rank,) = _numbers({"LOCAL_RANK": str(rank % local_size), **environment}, "LOCAL_RANK")
         meeting = f"{environment['MASTER_ADDR']}:{environment.get('MASTER_PORT', '')}"
         return Launch("torchrun", rank, size, meeting, local_size, local_rank)
     if "OMPI_COMM_WORLD_RANK" in environment:

@@ -35,7 +35,7 @@ def cut_evenly(
         stride = ALIGNMENT if parameter.is_contiguous() else max(1, parameter.numel())
         ends = [_round(bound, parameter.numel(), stride) for bound in bounds]
         for shard, (begin, end) in enumerate(zip([0, *ends], [*ends, parameter.numel()], strict=True)):
-            if begin < end:
+            if begin < end or (shard == 0 and parameter.numel() == 0):  # one that is empty has an owner too
                 shards[shard].append(Piece(name, begin, end))
         passed += parameter.nbytes
     return tuple(tuple(pieces) for pieces in shards)

@@ -148,7 +148,7 @@ class GradientExchange:
         """A message with a value that does not fit is sent all the same, as the others wait for one: all are told."""
         bucket, memory = self._buckets[index], self._encoded[index]
         try:
-            return self._codec.encode(bucket, message, memory)
+            return self._codec.encode(bucket, message, memory, share=self._weight)
         except EncodingError as error:
             self._unfit[error.name] = error
             return self._codec.encode(bucket, message.zero_(), memory)

@@ -77,6 +77,7 @@ class ShardedState(AbstractPlacement):
         self.cuts: tuple[BucketCut, ...] = ()
         self.parts: list[Tensor] = []  # memory for this rank's part of each message: of sums, then of what follows them
         self._messages: list[Tensor | None] = []  # and for messages that are packed
+        self._looks_ahead: bool | None = None  # the optimizer; None where nobody has asked
 
     def wrap(self, executor: AbstractExecutor) -> AbstractExecutor:
         return executor
@@ -97,7 +98,12 @@ class ShardedState(AbstractPlacement):
     ) -> Mapping[str, Tensor]:
         owned = self.owned(parameters)
         points = optimizer.prepare(owned, state)
-        if points is owned:
+        if self._looks_ahead is None:
+            # Asked once, of all: a rank that owns nothing has no point that could differ from its parameters.
+            wishes = torch.tensor([float(points is not owned)])
+            self._group.all_reduce(wishes)
+            self._looks_ahead = bool(wishes.item())
+        if not self._looks_ahead:
             return parameters
         whole = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         write({name: self._pieces[name].of(whole[name]) for name in points}, points)
@@ -108,9 +114,11 @@ class ShardedState(AbstractPlacement):
         TorchSteps(self, optimizer, parameters, {name: self._pieces[name] for name in self.owned(parameters)})
 
     def norm(self, norms: Sequence[Tensor]) -> Tensor:
-        square = joint_norm(norms).double().square().reshape(1)
+        norm = joint_norm(norms)
+        # In host memory, where a rank without a piece has its zero: a group may carry each device in another way.
+        square = norm.cpu().double().square().reshape(1)
         self._group.all_reduce(square)
-        return square.sqrt().squeeze()
+        return square.sqrt().squeeze().to(norm.device)
 
     @torch.no_grad()
     def spread(self, tensors: Mapping[str, Tensor]) -> int:
@@ -152,6 +160,7 @@ class ShardedState(AbstractPlacement):
         # In the model's order, in which an optimizer and its checkpoints have them.
         names = [name for name in parameters if name in self._pieces]
         self._owned = {name: self._pieces[name].of(parameters[name].detach()) for name in names}
+        self._looks_ahead = None
         empty = self._group.empty
         self.parts = [cut.parts[rank].make_memory(empty) for cut in self.cuts]
         self._messages = [
@@ -173,7 +182,7 @@ class ShardedState(AbstractPlacement):
             for piece, slot, tensor in own
         ]
         text = torch.frombuffer(bytearray(json.dumps(rows).encode()), dtype=torch.uint8)
-        data = [as_bytes(make_dense(tensor)) for _, _, tensor in own]
+        data = [as_bytes(make_dense(tensor).cpu()) for _, _, tensor in own]
         everyone = zip(
             gather_parts(self._group, text),
             gather_parts(self._group, torch.cat(data) if data else text[:0]),

@@ -49,13 +49,15 @@ class TorchSteps:
         self._placement = placement
         self._parameters = parameters
         self._pieces = pieces
-        self._leaves = {name: nn.Parameter(own) for name, own in placement.owned(parameters).items()}
+        owned = placement.owned(parameters).items()
+        self._leaves = {name: nn.Parameter(own, parameters[name].requires_grad) for name, own in owned}
         self._names = {parameter: name for name, parameter in parameters.items()}
         self._whole: list[list[Any]] = []  # the groups' parameters, while pieces stand in their place
         self._cut_state(optimizer)
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
         optimizer.register_state_dict_pre_hook(_refuse_state_dict)
+        optimizer.register_load_state_dict_post_hook(self._cut_state)
 
     def _cut_state(self, optimizer: torch.optim.Optimizer) -> None:
         """State that the optimizer has already, of whole parameters, becomes that of pieces."""
@@ -68,10 +70,17 @@ class TorchSteps:
                     for key, value in state.items()
                 }
 
-    def _before(self, optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
+    def _before(self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        if any(given is not None for given in (*arguments[1:], options.get("closure"))):  # the first is the optimizer
+            raise UsageError(
+                "closure would compute gradients inside of step, where pieces stand for parameters (plan: shard); "
+                "call backward before step()"
+            )
+        self._put_back(optimizer)  # what a step that failed has left
         for name, leaf in self._leaves.items():
-            gradient = self._parameters[name].grad
-            leaf.grad = None if gradient is None else self._pieces[name].of(gradient)
+            parameter, piece = self._parameters[name], self._pieces[name]
+            leaf.data = piece.of(parameter.detach())  # whose memory may be another since the last step
+            leaf.grad = None if parameter.grad is None else piece.of(parameter.grad)
         self._whole = [group["params"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["params"] = [own for own in map(self._stand_in, group["params"]) if own is not None]
@@ -82,11 +91,15 @@ class TorchSteps:
         return parameter if name is None else self._leaves.get(name)
 
     def _after(self, optimizer: torch.optim.Optimizer, *_arguments: Any) -> None:
-        for group, whole in zip(optimizer.param_groups, self._whole, strict=True):
-            group["params"] = whole
+        self._put_back(optimizer)
         for leaf in self._leaves.values():
             leaf.grad = None
         self._placement.spread(self._parameters)
+
+    def _put_back(self, optimizer: torch.optim.Optimizer) -> None:
+        for group, whole in zip(optimizer.param_groups, self._whole, strict=False):
+            group["params"] = whole
+        self._whole = []
 
 
 def _is_like(value: Any, parameter: Tensor) -> bool:

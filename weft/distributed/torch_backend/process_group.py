@@ -76,10 +76,9 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
     # --- collectives
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
-        bitwise = _bitwise(opts)
-        if bitwise is not None:
-            return self._combine(tensors, bitwise, targets=tensors)
-        op = _op(opts)
+        op = _any_op(opts)
+        if not isinstance(op, str):
+            return self._combine(tensors, op, targets=tensors)
         return self._start([calls.AllReduce(tensor, op) for tensor in tensors], tensors, opts)
 
     allreduce_coalesced = allreduce
@@ -89,10 +88,10 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._start([calls.Broadcast(tensor, root) for tensor in tensors], tensors, opts)
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
-        root, bitwise = 0 if opts is None else opts.rootRank, _bitwise(opts)
-        if bitwise is not None:
-            return self._combine(tensors, bitwise, targets=tensors if self._group.rank == root else [])
-        return self._start([calls.Reduce(tensor, root, _op(opts)) for tensor in tensors], tensors, opts)
+        root, op = 0 if opts is None else opts.rootRank, _any_op(opts)
+        if not isinstance(op, str):
+            return self._combine(tensors, op, targets=tensors if self._group.rank == root else [])
+        return self._start([calls.Reduce(tensor, root, op) for tensor in tensors], tensors, opts)
 
     def barrier(self, opts: Any = None) -> dist.Work:
         return self._start([calls.Barrier()], [], opts)
@@ -223,29 +222,40 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
 
 # By torch's inner enumeration: its reductions themselves are slow to compare. Its stubs do not know the members.
-_NAMES: dict[str, ReduceOp] = {"SUM": "sum", "AVG": "mean", "MIN": "min", "MAX": "max", "PRODUCT": "product"}
-_OPS: dict[Any, ReduceOp] = {getattr(dist.ReduceOp.RedOpType, name): op for name, op in _NAMES.items()}
-_BITWISE_NAMES: dict[str, _Combine] = {
+_NAMES: dict[str, ReduceOp | _Combine] = {
+    "SUM": "sum",
+    "AVG": "mean",
+    "MIN": "min",
+    "MAX": "max",
+    "PRODUCT": "product",
     "BAND": torch.bitwise_and,
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
-_BITWISE = {getattr(dist.ReduceOp.RedOpType, name): combine for name, combine in _BITWISE_NAMES.items()}
+_OPS: dict[Any, ReduceOp | _Combine] = {getattr(dist.ReduceOp.RedOpType, name): op for name, op in _NAMES.items()}
 
 
-def _op(opts: Any) -> ReduceOp:
+def _any_op(opts: Any) -> ReduceOp | _Combine:
+    """A reduction of groups, or a function of two tensors for one that they do not have."""
     if opts is None:
         return "sum"
     op = _OPS.get(opts.reduceOp.op)
     if op is None:
-        raise UsageError(
-            f"shared memory does not know this reduction ({opts.reduceOp.op}); use sum, avg, min, max or product"
-        )
+        raise _unknown(opts)
     return op
 
 
-def _bitwise(opts: Any) -> _Combine | None:
-    return None if opts is None else _BITWISE.get(opts.reduceOp.op)
+def _op(opts: Any) -> ReduceOp:
+    op = _any_op(opts)
+    if not isinstance(op, str):
+        raise _unknown(opts)
+    return op
+
+
+def _unknown(opts: Any) -> UsageError:
+    return UsageError(
+        f"shared memory does not know this reduction ({opts.reduceOp.op}); use sum, avg, min, max or product"
+    )
 
 
 def _sizes(parts: Sequence[Tensor]) -> Sizes | None:

@@ -53,7 +53,7 @@ def look_at_memory() -> str:
 
 
 def look_at_devices() -> str:
-    """What `--device` can name, and what each accelerator calls itself where it says so."""
+    """The devices that `--device` can name, and what each accelerator calls itself where it says so."""
     import torch
 
     from weft.specs import list_devices
