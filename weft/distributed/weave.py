@@ -44,7 +44,7 @@ def weave(
     a rank's loss must be the mean over its samples. Clipping, accumulation and schedulers work as they are. Running
     statistics (batch norm) are each rank's own during an epoch, and their mean when the loader has come to its end.
     With more than one rank, memory that a step frees stays with the process for the next step. The model trains on the
-    device that it is on; move it there before.
+    device that it is on; move it there, and freeze what is not to be trained, before.
 
     Args:
         plan: "data" (all ranks), or a plan such as "data=2 topology=ring" that the number of ranks must fit. With
@@ -65,9 +65,9 @@ def weave(
     realised = realise(wanted, LaunchedPlace(place.launch, _device_of(model)), RunSpec(whole_gradients=True))
     replicas = realised.__enter__()  # until the process ends
     assert isinstance(replicas, DataParallel), "other plans have been refused"
+    replicas.placement.take_over(optimizer, dict(model.named_parameters()))  # first, for it may refuse
     shared = SharedLoader(loader, replicas.group, tuple(model.buffers()))
     GradientHooks(replicas, model, shared, keep=realised)
-    replicas.placement.take_over(optimizer, dict(model.named_parameters()))
     return model, optimizer, shared
 
 
