@@ -85,7 +85,7 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize("codec", ["fp16", "bf16"])
+@pytest.mark.parametrize("codec", ["bf16", pytest.param("fp16", marks=pytest.mark.long)])
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_run_that_is_cut_goes_on_to_the_same_bits(
     plan: str, codec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -77,7 +77,7 @@ def prove(plan: str, folder: Path) -> Proof:
     return method.judge(case, runs)
 
 
-@pytest.mark.parametrize("codec", ["fp16", "bf16"])
+@pytest.mark.parametrize("codec", ["bf16", pytest.param("fp16", marks=pytest.mark.long)])
 @pytest.mark.parametrize("plan", PLANS)
 def test_ranks_follow_their_equations(plan: str, codec: str, tmp_path: Path) -> None:
     proof = prove(f"{plan} compress={codec}", tmp_path)

@@ -54,7 +54,9 @@ def seconds_of(cluster: str, num_bytes: int, algorithm: Algorithm | None) -> flo
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
-@pytest.mark.parametrize("num_bytes", SIZES)
+@pytest.mark.parametrize(
+    "num_bytes", [pytest.param(n, marks=pytest.mark.long if n in SIZES[1::2] else ()) for n in SIZES]
+)
 def test_auto_is_as_fast_as_the_fastest(cluster: str, num_bytes: int) -> None:
     """It was the slowest of four on two levels: 80 ms for 16 MB on 4 hosts of 4, where hierarchical(4) takes 23."""
     every = {algorithm: seconds_of(cluster, num_bytes, algorithm) for algorithm in candidates(CLUSTERS[cluster][0])}

@@ -42,7 +42,7 @@ def expect(size: int, length: int, dtype: torch.dtype, op: ReduceOp) -> Tensor:
     return (total / size if op == "mean" else total).to(dtype)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, pytest.param(8, marks=pytest.mark.long)])
 def test_all_reduce_has_the_bits_of_a_sum_in_rank_order(run_ranks: Run, size: int, compiled: bool) -> None:
     def program(group: SharedMemoryGroup) -> list[str]:
         wrong = []
@@ -72,7 +72,7 @@ def test_other_reductions(run_ranks: Run, op: ReduceOp, compiled: bool) -> None:
     assert run_ranks(program, 3, compiled=compiled) == [[]] * 3
 
 
-@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(8, marks=pytest.mark.long)])
 @pytest.mark.parametrize("length", [5_000, 400_003])
 def test_tensors_of_empty_are_reduced_in_place_to_the_same_bits(run_ranks: Run, size: int, length: int) -> None:
     def program(group: SharedMemoryGroup) -> bool:

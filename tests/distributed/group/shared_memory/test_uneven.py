@@ -29,7 +29,7 @@ def test_both_engines_keep_the_contract(run_ranks: Run, size: int, compiled: boo
     check_kind(everything, lambda program, size: run_ranks(program, size, compiled=compiled), size)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(5, marks=pytest.mark.long)])
 def test_a_reduction_has_the_bits_of_a_sum_in_rank_order(run_ranks: Run, size: int, compiled: bool) -> None:
     """One round, many, parts that end early, and one that is many times as long as the others."""
     shares: list[Sizes] = [(5, 0, 70_001, 3, 64), (400_000, 1, 129, 0, 63), (90_000,) * 5]
