@@ -10,21 +10,26 @@ from tests.distributed.codecs.kinds import SignCodec
 from tests.distributed.placement.cases import RankOrderGroup
 from tests.distributed.placement.test_data_parallel import interrupt_on
 from tests.distributed.virtual_plan import run_plan
+from tests.proving.test_lockstep import case_of, small_mlp
 from tests.training.test_run import tiny
+from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.consistency.server import ServedReplicas
 from weft.distributed.group import AbstractGroup
-from weft.distributed.placement import DataParallel
+from weft.distributed.placement import DataParallel, MeshGroups
 from weft.distributed.realise import RunSpec
 from weft.distributed.virtual import run_virtual
 from weft.records.record import Repetition
 from weft.records.run_folder import RunFolder, create_run_folder
 from weft.torch_private import use_determinism
 from weft.training import run as run_module
-from weft.training.checkpoint import latest_checkpoint
+from weft.training.build import build_task
+from weft.training.checkpoint import latest_checkpoint, write_checkpoint
+from weft.training.loop import Task, TrainingState, take_step
 from weft.training.recipe import Recipe
 from weft.training.replicas import AbstractReplicas
+from weft.training.results import hash_tensors
 from weft.training.run import resume_run, run_recipe
-from weft.training.snapshot import ranks_of
+from weft.training.snapshot import ranks_of, restore, take_snapshot
 
 RECIPE = tiny(optimizer="momentum", optimizer__lr=0.05, batch_size=64, evaluate_every=1.0, epochs=0.6)
 
@@ -137,3 +142,34 @@ def test_a_run_goes_on_with_another_codec(after: str, tmp_path: Path, monkeypatc
     with interrupt_on(monkeypatch, 1, 3), pytest.raises(KeyboardInterrupt):
         start(tmp_path / "cut", on_plan(plan + before))
     assert resume(tmp_path / "cut", on_plan(plan + after)).status == "done"
+
+
+def test_local_ranks_that_ended_between_two_meetings_go_on(tmp_path: Path) -> None:
+    # Regression: the end of a training saves wherever it is, and ranks that then had no common weights were refused.
+    case = case_of(small_mlp(), "data=2 consistency=local(4) compress=bf16", 1)
+
+    def begin(group: AbstractGroup) -> tuple[Task, TrainingState]:
+        replicas = replicas_in(MeshGroups(group, case.plan.mesh(group.rank)), case.plan)
+        task, state = build_task(case.recipe, case.splits, 0, replicas)
+        replicas.join(state.model)
+        return task, state
+
+    def save(group: AbstractGroup) -> None:
+        task, state = begin(group)
+        for _ in range(6):
+            state, _ = take_step(task, state)
+        write_checkpoint(tmp_path, take_snapshot(state, {}, task.replicas), ranks_of(task.replicas))
+
+    def go_on(group: AbstractGroup) -> str:
+        task, state = begin(group)
+        snapshot = latest_checkpoint(tmp_path, pytest.fail, ranks_of(task.replicas))
+        assert snapshot is not None
+        state = restore(state, snapshot)
+        task.replicas.remember(snapshot.step, snapshot.entries)
+        for _ in range(2):
+            state, _ = take_step(task, state)
+        return hash_tensors(state.model.parameters)
+
+    run_virtual(save, 2)
+    first, second = run_virtual(go_on, 2).results
+    assert first == second  # after the meeting at step 8
