@@ -34,7 +34,7 @@ PRELOADED = (
     "numpy.random",
     "safetensors.torch",
     "weft.runs.rank",
-    "weft.distributed.weave",
+    "weft.distributed.script.weave",
     "weft.proving",
     "weft.recipes",
 )

@@ -9,7 +9,7 @@ from weft.distributed.group.group import AbstractGroup
 from weft.distributed.mailbox import AbstractMailbox
 from weft.distributed.place.devices import open_for_device, prepare_device
 from weft.distributed.place.launch import Launch, find_launch
-from weft.distributed.place.open_group import open_group
+from weft.distributed.place.open_group import open_group, open_world
 from weft.distributed.place.open_mailbox import open_launched_mailbox
 from weft.distributed.place.place import AbstractPlace
 from weft.specs import CPU, Plan, find_device
@@ -61,6 +61,9 @@ class LaunchedPlace(AbstractPlace):
         except BaseException:
             group.close()
             raise
+
+    def open_world(self, num_ranks: int) -> AbstractGroup | None:
+        return open_world(self.launch, num_ranks)
 
     def open_mailbox(self, plan: Plan, address: int) -> AbstractMailbox:
         return open_launched_mailbox(self.launch, address=address, known=range(plan.roles.num_addresses))

@@ -70,6 +70,11 @@ class AbstractPlace(ABC):
         this place's device. A collective call."""
 
     @abstractmethod
+    def open_world(self, num_ranks: int) -> AbstractGroup | None:
+        """A group of the first `num_ranks` processes, apart from any plan's, for tensors of the CPU; None in a process
+        that is not one of them. Called once, by all processes."""
+
+    @abstractmethod
     def open_mailbox(self, plan: Plan, address: int) -> AbstractMailbox:
         """The mailbox of one of this process's addresses."""
 

@@ -1,0 +1,93 @@
+"""The ranks that run a script: who this one is, and a group for what the script asks of all beside its training.
+
+    gradients, weights       the groups and mailboxes of each woven plan
+    mean, gather, order      the world's group, which is opened when it is first needed
+
+They are apart because ranks may train each at a pace of its own, and still meet where the script says so.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import final
+
+from weft.distributed.group.group import AbstractGroup
+from weft.distributed.group.solo import SoloGroup
+from weft.distributed.place import AbstractPlace, LaunchedPlace
+from weft.specs import Plan, as_plan
+from weft.specs.axes import DEGREES
+
+__all__ = ["PLAN_VARIABLE", "World", "find_world", "parse_plan_for", "use_world"]
+
+PLAN_VARIABLE = "WEFT_PLAN"
+"""The plan that `weft launch --plan` gives to the ranks."""
+
+
+def parse_plan_for(plan: Plan | str, num_ranks: int) -> Plan:
+    """A plan, in which a degree without a number stands for all ranks.
+
+    >>> str(parse_plan_for("data topology=ring", 4))
+    'data=4 topology=ring'
+    """
+    return as_plan(" ".join(f"{word}={num_ranks}" if word in DEGREES else word for word in str(plan).split()))
+
+
+@final
+class World:
+    """One process of a script; of a virtual cluster, one virtual rank.
+
+    A process that a plan has for a server alone runs the script too, up to `weave`, because model and optimizer are
+    made there. It is no rank: nobody waits for it, and what it asks of all it answers by itself.
+
+    Args:
+        plan: the one that the command gave, which goes before the script's own.
+    """
+
+    def __init__(self, place: AbstractPlace, plan: Plan | None = None) -> None:
+        self.place = place
+        self.plan = plan
+        self.num_ranks = place.size if plan is None else plan.num_ranks
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def is_server(self) -> bool:
+        return self.rank >= self.num_ranks
+
+    @cached_property
+    def group(self) -> AbstractGroup:
+        """All ranks, for calls of the script and no others. The first use is a collective call of all processes."""
+        return self.place.open_world(self.num_ranks) or SoloGroup()
+
+
+_own = threading.local()  # of a virtual rank, which is a thread
+_process: list[World] = []
+
+
+def find_world() -> World:
+    """That of this virtual rank, or of this process."""
+    found: World | None = getattr(_own, "world", None)
+    if found is not None:
+        return found
+    if not _process:
+        place, given = LaunchedPlace(), os.environ.get(PLAN_VARIABLE)
+        _process.append(World(place, parse_plan_for(given, place.size) if given else None))
+    return _process[0]
+
+
+@contextmanager
+def use_world(world: World) -> Iterator[None]:
+    """Be a rank of this world, in this thread, while the block runs."""
+    before, _own.world = getattr(_own, "world", None), world
+    try:
+        yield
+    finally:
+        _own.world = before
