@@ -45,9 +45,13 @@ __all__ = [
 
 
 class WeftError(Exception):
-    """The root of the tree."""
+    """The root of the tree.
+
+    `is_witness` of an error that tells of a failure of others, who know its cause better.
+    """
 
     exit_code = 3
+    is_witness = False
 
 
 class UsageError(WeftError, ValueError):
@@ -110,6 +114,8 @@ class EncodingError(TrainingError):
 
 class PeerLostError(TrainingError):
     """A rank that died or fell silent; the text and `peer` name it."""
+
+    is_witness = True
 
     def __init__(self, text: str, peer: int) -> None:
         super().__init__(text)

@@ -26,8 +26,8 @@ from weft.cli.profile import profile
 from weft.cli.prove import prove
 from weft.cli.run import run
 from weft.cli.show import show
-from weft.cli.simulate import simulate
 from weft.cli.signals import use_orderly_end
+from weft.cli.simulate import simulate
 from weft.console import error_console
 from weft.errors import RankFailedError, WeftError
 
@@ -134,7 +134,7 @@ def _find_interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
 
 
 def _tell_torchrun(text: str) -> None:
-    """torchrun takes any exit code but 0 for a crash, and shows its own stack; but with it what it finds in this file."""
+    """torchrun takes any exit code but 0 for a crash and shows its own stack; and what it finds in this file."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if file:
         message = {"message": text, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
