@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from traceback import FrameSummary, TracebackException
 from typing import Any
@@ -102,33 +103,41 @@ def _text_of(error: BaseException) -> str:
 def _leave_own_frames(seen: TracebackException) -> bool:
     """Take away what is not the user's business; whether a frame of the user's own is left.
 
-    That is frames of Weft and of what runs a script; where Weft itself raised the error, also those of libraries on the
-    way to it (autograd, which calls a hook), and what Weft had caught before.
+    That is frames of Weft and of what runs a script; where Weft was called last, all that it called too, and what it
+    had caught before.
 
         train.py:9, torch/_tensor.py:630, weft/.../gradients.py:40: PeerLostError       train.py:9
         weft/.../script.py:60, train.py:9, torch/nn/functional.py:100: RuntimeError     train.py:9, functional.py:100
     """
-    own = [frame for frame in seen.stack if not _is_weft(frame) and not frame.filename.startswith("<frozen ")]
     is_raised_here = _is_raised_here(seen)
-    while is_raised_here and own and _is_library(own[-1]):
-        own.pop()
-    seen.stack[:] = own
+    below = len(_after_last_own(seen)) if is_raised_here else 0
+    kept = [frame for frame in seen.stack[: len(seen.stack) - below] if not _is_ours(frame)]
+    seen.stack[:] = kept
     for inner in seen.exceptions or ():
         _leave_own_frames(inner)
     for name in ("__cause__", "__context__"):
         inner = getattr(seen, name)
         if inner is not None and not _leave_own_frames(inner) and is_raised_here:
             setattr(seen, name, None)
-    return any(not _is_library(frame) for frame in own)
+    return any(map(_is_own, kept))
+
+
+def _after_last_own(seen: TracebackException) -> list[FrameSummary]:
+    """The frames below the user's innermost one."""
+    return list(takewhile(lambda frame: not _is_own(frame), reversed(seen.stack)))
 
 
 def _is_raised_here(seen: TracebackException) -> bool:
-    return bool(seen.stack) and _is_weft(seen.stack[-1])
+    """Whether the user's innermost line called Weft, and the error came from there."""
+    return any(frame.filename.startswith(WEFT) for frame in _after_last_own(seen))
 
 
-def _is_weft(frame: FrameSummary) -> bool:
-    return frame.filename.startswith(WEFT)
+def _is_ours(frame: FrameSummary) -> bool:
+    """Of Weft, or of Python's own way to run a module."""
+    return frame.filename.startswith((WEFT, "<frozen "))
 
 
-def _is_library(frame: FrameSummary) -> bool:
-    return frame.filename.startswith(LIBRARIES) or any(part in frame.filename for part in PACKAGES)
+def _is_own(frame: FrameSummary) -> bool:
+    """The user's: no part of Weft, nor of a library."""
+    name = frame.filename
+    return not (name.startswith((WEFT, *LIBRARIES)) or any(part in name for part in PACKAGES))

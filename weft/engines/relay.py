@@ -115,7 +115,7 @@ class Source:
         while poll.poll(1000 * patience) and (content := self.read()):
             self.pass_on(content)
         if self.pending:
-            self.pass_on(b"\n")
+            _write(self.target, whole_lines(self.pending + b"\n", self.prefix)[0])
 
 
 @final
