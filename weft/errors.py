@@ -45,9 +45,13 @@ __all__ = [
 
 
 class WeftError(Exception):
-    """The root of the tree."""
+    """The root of the tree.
+
+    `is_witness` of an error that tells of a failure of others, who know its cause better.
+    """
 
     exit_code = 3
+    is_witness = False
 
 
 class UsageError(WeftError, ValueError):
@@ -111,6 +115,8 @@ class EncodingError(TrainingError):
 class PeerLostError(TrainingError):
     """A rank that died or fell silent; the text and `peer` name it."""
 
+    is_witness = True
+
     def __init__(self, text: str, peer: int) -> None:
         super().__init__(text)
         self.peer = peer
@@ -125,13 +131,18 @@ class DeadlineError(TrainingError):
 
 
 class RankFailedError(TrainingError):
-    """The first failure among the ranks: the rank, its own traceback, and the exit code it would have had alone."""
+    """The first failure among the ranks: the rank, its own traceback, and the exit code it would have had alone.
 
-    def __init__(self, text: str, rank: int, rank_traceback: str, exit_code: int) -> None:
+    Args:
+        shown: what a user sees of the traceback, and a line for each other rank that failed by itself.
+    """
+
+    def __init__(self, text: str, rank: int, rank_traceback: str, exit_code: int, shown: str = "") -> None:
         super().__init__(text)
         self.rank = rank
         self.rank_traceback = rank_traceback
         self.exit_code = exit_code
+        self.shown = shown
 
 
 class StorageError(TrainingError):
