@@ -1,8 +1,8 @@
 """Lines of a user's script: the one on a stack that asked for what happens now.
 
-    train.py    for batch in tqdm(loader):      <- this one
-    tqdm        for item in iterable:           <- or this, where no file of the user's own is on the stack
-    weft        ...
+train.py    for batch in tqdm(loader):      <- this one
+tqdm        for item in iterable:           <- or this, where no file of the user's own is on the stack
+weft        ...
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
 """Ranks in step: the calls of a script that all ranks make are noted, and those over the world's group compared.
 
-    meeting     over the world's group: a header of all ranks tells at once whether they are in the same call
-    waiting     in a group or mailbox of a plan: noted and nothing else, for it is in the way of every step
+meeting     over the world's group: a header of all ranks tells at once whether they are in the same call
+waiting     in a group or mailbox of a plan: noted and nothing else, for it is in the way of every step
 """
 
 import json
@@ -47,7 +47,6 @@ class InStep:
         self._is_open = False
         self._group: AbstractGroup | None = None
         self._raised: Exception | None = None
-        self._finding: str | None = None
         self.whereabouts = Whereabouts()
         self._watchdog: Watchdog | None = None
 
@@ -87,9 +86,8 @@ class InStep:
 
     def check(self) -> None:
         """Raise OutOfStepError if ranks are known to be out of step, whatever the script has made of it before."""
-        finding = self._watchdog.finding if self._watchdog else None
-        if finding or self._finding:
-            raise OutOfStepError(finding or self._finding or "")
+        if self._watchdog is not None and self._watchdog.finding is not None:
+            raise OutOfStepError(self._watchdog.finding)
 
     def explain(self, error: BaseException) -> Exception | None:
         """The error to raise in the place of one that ended a wait; None where that one tells enough."""
@@ -113,12 +111,12 @@ class InStep:
         self.whereabouts.number = max(numbers)  # should ranks have counted differently before, they do not from here on
         if len(set(digests)) > 1:
             own = json.dumps([kind, line.to_json(), rows]).encode()
-            self._finding = _tell_difference(gather_parts(group, torch.tensor(list(own), dtype=torch.uint8)), same_line)
-            self._raised = OutOfStepError(self._finding)
+            parts = gather_parts(group, torch.tensor(list(own), dtype=torch.uint8))
+            self._raised = OutOfStepError(_tell_difference(parts, same_line=same_line))
             raise self._raised
 
 
-def _tell_difference(parts: tuple[Tensor, ...], same_line: bool) -> str:
+def _tell_difference(parts: tuple[Tensor, ...], *, same_line: bool) -> str:
     told = [json.loads(bytes(part.tolist())) for part in parts]
     calls = [NotedCall(0, kind, ScriptLine(**line)) for kind, line, _ in told]
     return tell_differing_facts(calls, [dict(rows) for _, _, rows in told], same_line=same_line)

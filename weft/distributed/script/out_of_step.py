@@ -69,7 +69,7 @@ def tell_differing_facts(calls: Sequence[NotedCall], facts: Sequence[Facts], *, 
     Args:
         same_line: whether a line of the script that differs is one.
     """
-    keys = [_key(call, own, same_line) for call, own in zip(calls, facts, strict=True)]
+    keys = [_key(call, own, same_line=same_line) for call, own in zip(calls, facts, strict=True)]
     other = next(rank for rank, key in enumerate(keys) if key != keys[0])
     fact = f"ranks are out of step: {_first_difference(calls, facts, other)}"
     ranks_at: dict[str, list[int]] = {}
@@ -95,7 +95,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(words)}"
 
 
-def _key(call: NotedCall, facts: Facts, same_line: bool) -> tuple[object, ...]:
+def _key(call: NotedCall, facts: Facts, *, same_line: bool) -> tuple[object, ...]:
     return (call.kind, tuple(facts.items()), (call.line.line, call.line.function) if same_line else None)
 
 

@@ -87,7 +87,7 @@ class Watchdog:
         error = getattr(sys, "last_value", None)  # what Python, or whoever runs the script, has shown
         with suppress(RuntimeError):  # the store may be gone with the rank that kept it
             self._post("failed" if error else "ended", _in_one_line(error) if error else "")
-            if self._board.rank == 0:
+            if self._board.rank == 0 and not isinstance(error, PeerLostError):
                 self._linger()
 
     def explain(self, error: Exception) -> Exception:
