@@ -8,6 +8,7 @@ WeftError                       a fact, its values, one cure; `exit_code` is wha
 |   +-- RunFolderError          a run folder that exists, is missing or is not one
 |   +-- ComparisonError         two records that may not be compared
 |   +-- GraphError              a step that cannot be captured, or a graph that is not valid
+|   +-- OutOfStepError          ranks that made different calls, or built different models
 +-- CompilerError               3: no C++ compiler, or a source that it refuses
 +-- CorruptFileError            2: a data file, record or checkpoint that is not what it claims to be
 +-- TrainingError               3: training started and could not go on
@@ -31,6 +32,7 @@ __all__ = [
     "DivergedError",
     "EncodingError",
     "GraphError",
+    "OutOfStepError",
     "PeerLostError",
     "PlanError",
     "RankFailedError",
@@ -82,6 +84,10 @@ class ComparisonError(UsageError):
 
 class GraphError(UsageError):
     """A step that cannot be captured, with the line at fault, or a graph that is not valid."""
+
+
+class OutOfStepError(UsageError):
+    """Ranks of one script that did not do the same: the text tells what each of them did, and where."""
 
 
 class CompilerError(WeftError):
