@@ -10,7 +10,7 @@ WeftError                       a fact, its values, one cure; `exit_code` is wha
 |   +-- GraphError              a step that cannot be captured, or a graph that is not valid
 +-- CompilerError               3: no C++ compiler, or a source that it refuses
 +-- CorruptFileError            2: a data file, record or checkpoint that is not what it claims to be
-+-- TrainingError               3: training started and could not go on
++-- TrainingError (RuntimeError) 3: training started and could not go on
     +-- DivergedError           a loss or tensor that is not finite
     +-- EncodingError           a tensor that a codec cannot carry, or a message that it did not make
     +-- PeerLostError           a rank that died or fell silent
@@ -90,7 +90,7 @@ class CorruptFileError(WeftError):
     exit_code = 2
 
 
-class TrainingError(WeftError):
+class TrainingError(WeftError, RuntimeError):
     """Training started and could not go on."""
 
     exit_code = 3

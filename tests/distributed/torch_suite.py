@@ -19,6 +19,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -57,11 +58,19 @@ def load(backend: str, folder: Path) -> Any:
         source = re.sub(r'BACKEND == "gloo"', f'BACKEND == "{backend}"', source)
         for feature in ("ddp", "subgroup", "gpu", "cuda"):
             DistTestCases.backend_feature[feature].add(backend)
+        source = source.replace("dist.monitored_barrier(", "monitored_barrier(")
     module = types.ModuleType(MODULE)
+    module.monitored_barrier = _monitored_barrier
     module.__file__ = spec.origin
     sys.modules[MODULE] = module
     exec(compile(source, spec.origin, "exec"), module.__dict__)
     return module
+
+
+def _monitored_barrier(*arguments: Any, **named: Any) -> None:
+    """torch's own, which looks at nothing but the name to see whether a backend has it."""
+    with mock.patch.object(dist.Backend, "GLOO", dist.get_backend()):
+        dist.monitored_barrier(*arguments, **named)
 
 
 def names_of(suite: Any) -> list[str]:
