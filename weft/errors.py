@@ -11,7 +11,7 @@ WeftError                       a fact, its values, one cure; `exit_code` is wha
 |   +-- OutOfStepError          ranks that made different calls, or built different models
 +-- CompilerError               3: no C++ compiler, or a source that it refuses
 +-- CorruptFileError            2: a data file, record or checkpoint that is not what it claims to be
-+-- TrainingError               3: training started and could not go on
++-- TrainingError (RuntimeError) 3: training started and could not go on
     +-- DivergedError           a loss or tensor that is not finite
     +-- EncodingError           a tensor that a codec cannot carry, or a message that it did not make
     +-- PeerLostError           a rank that died or fell silent
@@ -100,7 +100,7 @@ class CorruptFileError(WeftError):
     exit_code = 2
 
 
-class TrainingError(WeftError):
+class TrainingError(WeftError, RuntimeError):
     """Training started and could not go on."""
 
     exit_code = 3
