@@ -26,9 +26,9 @@ def split_launch(words: Sequence[str], with_value: Collection[str]) -> tuple[lis
     while rest and rest[0].startswith("-"):
         if rest[0] == "--":
             return own, rest[1:]
-        length = 2 if rest[0] in with_value else 1
+        option, length = rest[0], 2 if rest[0] in with_value else 1
         own, rest = own + rest[:length], rest[length:]
-        if own[-length].startswith(MODULE):
+        if option.startswith(MODULE):
             break
     return own, rest
 

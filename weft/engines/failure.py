@@ -1,31 +1,17 @@
 """Why a rank failed, as data: what was raised, and where in the user's own files."""
 
-import os
 import time
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 from traceback import FrameSummary, TracebackException
 from typing import Any
 
 from weft.errors import TrainingError, WeftError
+from weft.script_lines import ScriptLine, owner_of
 
-__all__ = ["Failure", "Frame", "describe", "find_cause"]
+__all__ = ["Failure", "describe", "find_cause"]
 
-WEFT = f"{Path(__file__).parents[1]}{os.sep}"
-LIBRARIES = (f"{Path(os.__file__).parent}{os.sep}", "<frozen ")
-PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 MOST_FRAMES = 20  # an endless recursion has a thousand
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A line of a file that was being run."""
-
-    file: str
-    line: int
-    function: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -48,11 +34,11 @@ class Failure:
     exit_code: int
     is_witness: bool
     shown: str = ""
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[ScriptLine, ...] = ()
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "Failure":
-        return Failure(**{**data, "frames": tuple(Frame(**frame) for frame in data["frames"])})
+        return Failure(**{**data, "frames": tuple(ScriptLine(**frame) for frame in data["frames"])})
 
     @property
     def where(self) -> str:
@@ -73,10 +59,10 @@ def describe(error: BaseException, rank: int) -> Failure:
     whole = "".join(seen.format())
     is_raised_here = _is_raised_here(seen)
     has_own = _leave_own_frames(seen)
-    frames = tuple(Frame(f.filename, f.lineno or 0, f.name, f.line or "") for f in seen.stack) if has_own else ()
+    frames = tuple(ScriptLine(f.filename, f.lineno or 0, f.name, f.line or "") for f in seen.stack) if has_own else ()
     if has_own or isinstance(error, SyntaxError):
         shown = "".join(seen.format())
-        if is_raised_here and not is_ours:
+        if has_own and is_raised_here and not is_ours:
             shown += "(raised inside Weft; --debug shows where)\n"
     else:  # nobody but a programmer of Weft can tell more than the text does, and needs all of it
         shown = "" if is_ours else whole
@@ -129,15 +115,14 @@ def _after_last_own(seen: TracebackException) -> list[FrameSummary]:
 
 def _is_raised_here(seen: TracebackException) -> bool:
     """Whether the user's innermost line called Weft, and the error came from there."""
-    return any(frame.filename.startswith(WEFT) for frame in _after_last_own(seen))
+    return any(owner_of(frame.filename) == "weft" for frame in _after_last_own(seen))
 
 
 def _is_ours(frame: FrameSummary) -> bool:
     """Of Weft, or of Python's own way to run a module."""
-    return frame.filename.startswith((WEFT, "<frozen "))
+    return owner_of(frame.filename) == "weft" or frame.filename.startswith("<frozen ")
 
 
 def _is_own(frame: FrameSummary) -> bool:
     """The user's: no part of Weft, nor of a library."""
-    name = frame.filename
-    return not (name.startswith((WEFT, *LIBRARIES)) or any(part in name for part in PACKAGES))
+    return owner_of(frame.filename) == "user"
