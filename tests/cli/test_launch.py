@@ -31,7 +31,7 @@ def launch(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
 
     def start(text: str, *words: str) -> Outcome:
         Path("mine.py").write_text(text)
-        return run_weft(capfd, "launch", *words)  # type: ignore[arg-type]
+        return run_weft(capfd, "launch", *words)
 
     return start
 

@@ -22,7 +22,7 @@ def failure_of(function: Callable[[], Any]) -> Failure:
 
 def raise_from_cause() -> None:
     try:
-        {}["a"]
+        dict[str, int]()["a"]
     except KeyError as error:
         raise ValueError("seven is not six") from error
 
@@ -33,7 +33,7 @@ def call_weft() -> None:
 
 def call_weft_in_backward() -> None:
     loss = torch.ones(1, requires_grad=True)
-    loss.register_hook(parse_plan)  # type: ignore[arg-type]
+    loss.register_hook(parse_plan)
     loss.backward()
 
 

@@ -150,10 +150,9 @@ def stop_when_interrupted(pipe: str) -> str:
 
 def stop_each_when_interrupted(pipe: str) -> str:
     """Every rank ends when it is interrupted itself."""
-    try:
+    with suppress(KeyboardInterrupt):
         wait_for_signal(pipe)
-    except KeyboardInterrupt:
-        return "stopped"
+    return "stopped"
 
 
 def stop_all_when_interrupted(pipe: str, folder: str) -> str:

@@ -85,7 +85,7 @@ class Source:
             fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, size)
 
     def read(self) -> bytes | None:
-        """What has come; None at the end, nothing where nothing has."""
+        """All that has come; None at the end, nothing where nothing has."""
         try:
             return os.read(self.descriptor, CHUNK) or None
         except BlockingIOError:
