@@ -45,7 +45,6 @@ def load(backend: str, folder: Path) -> Any:
         sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
     os.environ |= {
         "BACKEND": backend,
-        "KINETO_LOG_LEVEL": "5",  # nothing about each profile
         "WORLD_SIZE": os.environ["WEFT_SIZE"],
         "INIT_METHOD": f"file://{folder}/store-again",  # for the test that makes a group of its own
     }
