@@ -4,7 +4,7 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from weft.distributed.weave import weave
+    from weft.distributed.script.weave import weave
     from weft.errors import WeftError
     from weft.graph import capture, loop
     from weft.metrics.measure import Measurements, measure, measured, measurements
@@ -47,7 +47,7 @@ _HOMES = {
     "measured": "weft.metrics.measure",
     "measurements": "weft.metrics.measure",
     "parse_plan": "weft.specs",
-    "weave": "weft.distributed.weave",
+    "weave": "weft.distributed.script.weave",
 }
 
 

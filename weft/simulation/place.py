@@ -77,6 +77,13 @@ class VirtualPlace(AbstractPlace):
         """The virtual group has the plan's all-reduce already: in it a collective advances while the rank computes."""
         return self._group if self.device.type == "cpu" else StagedGroup(self._group, self.device)
 
+    def open_world(self, num_ranks: int) -> AbstractGroup | None:
+        own = self._group.split(int(self.rank >= num_ranks), self.rank)
+        return own if self.rank < num_ranks else None
+
+    def open_notes(self) -> None:
+        return None
+
     def open_mailbox(self, plan: Plan, address: int) -> AbstractMailbox:
         """One that ends with the process that its address shares."""
         roles = plan.roles

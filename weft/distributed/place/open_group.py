@@ -2,6 +2,7 @@
 
 import os
 import socket
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -19,10 +20,11 @@ from weft.distributed.group.shared_memory import SharedMemoryGroup, StoreRendezv
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.group.torch_group import TorchBackend, TorchGroup
 from weft.distributed.place.launch import Launch
+from weft.distributed.place.meeting import note_meeting
 from weft.errors import UsageError, nearest
 from weft.specs import CPU
 
-__all__ = ["Kind", "open_group", "open_store", "open_torch_group"]
+__all__ = ["Kind", "open_group", "open_store", "open_torch_group", "open_world"]
 
 Kind = Literal["auto", "solo", "shared_memory", "torch", "mpi", "hierarchical"]
 
@@ -30,7 +32,9 @@ Kind = Literal["auto", "solo", "shared_memory", "torch", "mpi", "hierarchical"]
 _c10d: Any = distributed  # its type stubs lack the stores
 
 
-def open_group(launch: Launch, kind: Kind = "auto", *, timeout: float = 300.0, generation: int = 0) -> AbstractGroup:
+def open_group(
+    launch: Launch, kind: Kind = "auto", *, timeout: float = 300.0, generation: int = 0, name: str = ""
+) -> AbstractGroup:
     """The group of all ranks of this run. A collective call: it returns when all have come.
 
     `auto` is shared memory where all ranks are on one host, MPI between hosts under mpirun, and else shared memory
@@ -40,25 +44,43 @@ def open_group(launch: Launch, kind: Kind = "auto", *, timeout: float = 300.0, g
     Args:
         timeout: seconds after which a silent peer counts as lost.
         generation: memberships that came before this one, for ranks that meet again.
+        name: of one of several groups of the same ranks that are open at a time.
 
     >>> open_group(Launch("nobody")).size
     1
     """
+    note_meeting()
     match kind if kind != "auto" else choose_kind(launch):
         case "solo":
             if launch.size > 1:
                 raise UsageError(f"solo is for one rank (ranks: {launch.size}); choose another kind of group")
             return SoloGroup(generation=generation)
         case "shared_memory":
-            return _open_in_memory(launch, timeout, generation)
+            return _open_in_memory(launch, timeout, generation, name)
         case "torch":
-            return _open_over_torch(launch, timeout, generation)
+            return _open_over_torch(launch, timeout, generation, name)
         case "mpi":
             return _open_over_mpi(launch, timeout, generation)
         case "hierarchical":
-            return _open_in_hosts(launch, timeout, generation)
+            return _open_in_hosts(launch, timeout, generation, name)
         case _:
             raise UsageError(f"unknown kind of group (kind: {kind}); {nearest(kind, get_args(Kind))}")
+
+
+def open_world(launch: Launch, num_ranks: int, timeout: float = 300.0) -> AbstractGroup | None:
+    """A group of the first `num_ranks` processes beside all others; None in a process that is not one of them. A
+    collective call of all processes."""
+    if num_ranks == launch.size:
+        return open_group(launch, name="world", timeout=timeout)
+    if launch.launcher == "mpirun" and not launch.is_one_host:
+        raise UsageError("processes that are no ranks need one host under mpirun; leave out place=own, or use torchrun")
+    if launch.rank < num_ranks:
+        ranks = replace(launch, size=num_ranks, local_size=min(launch.local_size, num_ranks))
+        return open_group(ranks, name="world", timeout=timeout)
+    note_meeting()
+    if launch.launcher == "mpirun":
+        _open_run_store(launch, timeout, 0)  # all processes find a store together
+    return None
 
 
 def choose_kind(launch: Launch) -> Kind:
@@ -76,20 +98,23 @@ def choose_kind(launch: Launch) -> Kind:
     return "hierarchical" if launch.local_size > 1 else "torch"
 
 
-def _open_in_memory(launch: Launch, timeout: float, generation: int) -> AbstractGroup:
+def _open_in_memory(launch: Launch, timeout: float, generation: int, name: str) -> AbstractGroup:
     if not launch.is_one_host:
         raise UsageError(
             f"shared memory joins ranks of one host (ranks: {launch.size}, here: {launch.local_size}); "
             "choose hierarchical, torch or mpi"
         )
+    meeting: Path | StoreRendezvous
     if launch.launcher == "weft":
-        return SharedMemoryGroup(launch.meeting, launch.rank, launch.size, timeout=timeout, generation=generation)
-    meeting = StoreRendezvous(_open_run_store(launch, timeout, generation))
+        meeting = Path(launch.meeting) / name
+        meeting.mkdir(exist_ok=True)
+    else:
+        meeting = StoreRendezvous(_open_run_store(launch, timeout, generation, name))
     return SharedMemoryGroup(meeting, launch.rank, launch.size, timeout=timeout, generation=generation)
 
 
-def _open_over_torch(launch: Launch, timeout: float, generation: int) -> TorchGroup:
-    return open_torch_group(launch, timeout=timeout, generation=generation)
+def _open_over_torch(launch: Launch, timeout: float, generation: int, name: str) -> TorchGroup:
+    return open_torch_group(launch, timeout=timeout, generation=generation, name=name)
 
 
 def open_torch_group(
@@ -99,9 +124,10 @@ def open_torch_group(
     device: torch.device = CPU,
     timeout: float = 300.0,
     generation: int = 0,
+    name: str = "",
 ) -> TorchGroup:
     """The group of all ranks over torch.distributed: Gloo for the CPU, NCCL for GPUs, each beside the other."""
-    store = _open_run_store(launch, timeout, generation)
+    store = _open_run_store(launch, timeout, generation, name)
     return TorchGroup(
         store if backend == "gloo" else _c10d.PrefixStore(backend, store),
         launch.rank,
@@ -120,10 +146,10 @@ def _open_over_mpi(launch: Launch, timeout: float, generation: int) -> AbstractG
     return MpiGroup(timeout=timeout, generation=generation)
 
 
-def _open_in_hosts(launch: Launch, timeout: float, generation: int) -> AbstractGroup:
+def _open_in_hosts(launch: Launch, timeout: float, generation: int, name: str) -> AbstractGroup:
     """Half of the timeout each: one of the two finds that a peer is silent, then the other finds out which."""
     row, column = divmod(launch.rank, launch.local_size)
-    store = _open_run_store(launch, timeout, generation)
+    store = _open_run_store(launch, timeout, generation, name)
     meeting = StoreRendezvous(_c10d.PrefixStore(f"host/{row}", store))
     inside = SharedMemoryGroup(meeting, column, launch.local_size, timeout=timeout / 2, generation=generation)
     whole = TorchGroup(
@@ -141,7 +167,7 @@ def _choose_interface(launch: Launch) -> str | None:
     return os.environ.get("GLOO_SOCKET_IFNAME") or ("lo" if launch.is_one_host else None)
 
 
-def _open_run_store(launch: Launch, timeout: float, generation: int) -> Store:
+def _open_run_store(launch: Launch, timeout: float, generation: int, name: str = "") -> Store:
     """Where the ranks of this place leave notes for each other."""
     match launch.launcher:
         case "weft":
@@ -154,7 +180,7 @@ def _open_run_store(launch: Launch, timeout: float, generation: int) -> Store:
             store = _c10d.HashStore()
     store.set_timeout(timedelta(seconds=timeout))
     prefixed: Store = _c10d.PrefixStore(f"weft/{generation}", store)
-    return prefixed
+    return _c10d.PrefixStore(name, prefixed) if name else prefixed
 
 
 @cache

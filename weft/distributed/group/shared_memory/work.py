@@ -6,7 +6,7 @@ from typing import final
 from weft.distributed.group.group import AbstractWork
 from weft.distributed.group.shared_memory.engine import AbstractTransferEngine, Outcome, Reason, Timing
 from weft.distributed.group.shared_memory.request import Request
-from weft.errors import PeerLostError, UsageError
+from weft.errors import OutOfStepError, PeerLostError, UsageError
 
 __all__ = ["Owner", "SharedMemoryWork", "explain"]
 
@@ -97,7 +97,7 @@ def explain(outcome: Outcome, rank: int, timeout: float) -> Exception:
             )
         case Reason.MISMATCH:
             other = "found by a peer" if peer == rank else f"other rank: {peer}"
-            return UsageError(
+            return OutOfStepError(
                 f"ranks started calls that do not match (rank: {rank}, {other}); "
                 "make all ranks start the same calls, with the same sizes and types"
             )

@@ -16,8 +16,10 @@ from weft.distributed.group import AbstractGroup
 from weft.distributed.place import Launch, launched
 from weft.distributed.placement import DataParallel, exchange
 from weft.distributed.placement.buckets import plan_buckets
+from weft.distributed.script.gradients import GradientHooks
+from weft.distributed.script.loaders import SharedLoader
+from weft.distributed.script.weave import weave
 from weft.distributed.virtual import run_virtual
-from weft.distributed.weave import GradientHooks, SharedLoader, weave
 from weft.errors import PlanError, UsageError
 from weft.training.sampling import share
 
