@@ -11,7 +11,7 @@ WeftError                       a fact, its values, one cure; `exit_code` is wha
 |   +-- OutOfStepError          ranks that made different calls, or built different models
 +-- CompilerError               3: no C++ compiler, or a source that it refuses
 +-- CorruptFileError            2: a data file, record or checkpoint that is not what it claims to be
-+-- TrainingError               3: training started and could not go on
++-- TrainingError (RuntimeError) 3: training started and could not go on
     +-- DivergedError           a loss or tensor that is not finite
     +-- EncodingError           a tensor that a codec cannot carry, or a message that it did not make
     +-- PeerLostError           a rank that died or fell silent
@@ -47,9 +47,13 @@ __all__ = [
 
 
 class WeftError(Exception):
-    """The root of the tree."""
+    """The root of the tree.
+
+    `is_witness` of an error that tells of a failure of others, who know its cause better.
+    """
 
     exit_code = 3
+    is_witness = False
 
 
 class UsageError(WeftError, ValueError):
@@ -96,7 +100,7 @@ class CorruptFileError(WeftError):
     exit_code = 2
 
 
-class TrainingError(WeftError):
+class TrainingError(WeftError, RuntimeError):
     """Training started and could not go on."""
 
     exit_code = 3
@@ -117,6 +121,8 @@ class EncodingError(TrainingError):
 class PeerLostError(TrainingError):
     """A rank that died or fell silent; the text and `peer` name it."""
 
+    is_witness = True
+
     def __init__(self, text: str, peer: int) -> None:
         super().__init__(text)
         self.peer = peer
@@ -131,13 +137,18 @@ class DeadlineError(TrainingError):
 
 
 class RankFailedError(TrainingError):
-    """The first failure among the ranks: the rank, its own traceback, and the exit code it would have had alone."""
+    """The first failure among the ranks: the rank, its own traceback, and the exit code it would have had alone.
 
-    def __init__(self, text: str, rank: int, rank_traceback: str, exit_code: int) -> None:
+    Args:
+        shown: what a user sees of the traceback, and a line for each other rank that failed by itself.
+    """
+
+    def __init__(self, text: str, rank: int, rank_traceback: str, exit_code: int, shown: str = "") -> None:
         super().__init__(text)
         self.rank = rank
         self.rank_traceback = rank_traceback
         self.exit_code = exit_code
+        self.shown = shown
 
 
 class StorageError(TrainingError):

@@ -20,6 +20,7 @@ from weft.distributed.group.shared_memory import SharedMemoryGroup, StoreRendezv
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.group.torch_group import TorchBackend, TorchGroup
 from weft.distributed.place.launch import Launch
+from weft.distributed.place.meeting import note_meeting
 from weft.errors import UsageError, nearest
 from weft.specs import CPU
 
@@ -48,6 +49,7 @@ def open_group(
     >>> open_group(Launch("nobody")).size
     1
     """
+    note_meeting()
     match kind if kind != "auto" else choose_kind(launch):
         case "solo":
             if launch.size > 1:
@@ -75,6 +77,7 @@ def open_world(launch: Launch, num_ranks: int, timeout: float = 300.0) -> Abstra
     if launch.rank < num_ranks:
         ranks = replace(launch, size=num_ranks, local_size=min(launch.local_size, num_ranks))
         return open_group(ranks, name="world", timeout=timeout)
+    note_meeting()
     if launch.launcher == "mpirun":
         _open_run_store(launch, timeout, 0)  # all processes find a store together
     return None
