@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
 from typing import final
 
 from weft.distributed.group.group import AbstractGroup
@@ -41,6 +40,7 @@ class World:
         self.place = place
         self.plan = plan
         self.num_ranks = place.size if plan is None else plan.num_ranks
+        self._group: AbstractGroup | None = None
         self.in_step = InStep(place, self.num_ranks, lambda: self.group)
 
     @property
@@ -55,10 +55,12 @@ class World:
     def is_server(self) -> bool:
         return self.rank >= self.num_ranks
 
-    @cached_property
+    @property
     def group(self) -> AbstractGroup:
         """All ranks, for calls of the script and no others. The first use is a collective call of all processes."""
-        return self.place.open_world(self.num_ranks) or SoloGroup()
+        if self._group is None:  # cached_property would lock out the threads of other virtual ranks
+            self._group = self.place.open_world(self.num_ranks) or SoloGroup()
+        return self._group
 
     def meeting(self, kind: str, facts: Facts = NO_FACTS, *, same_line: bool = True) -> AbstractContextManager[None]:
         """Around every call that the script makes on all ranks over the world's group.
