@@ -9,10 +9,10 @@ from tests.distributed.virtual_plan import FREE
 from weft.distributed.group import AbstractGroup
 from weft.distributed.place.topology import algorithm_of
 from weft.distributed.script.weaving import close_weavings
-from weft.distributed.script.world import World, parse_plan_for, use_world
+from weft.distributed.script.world import World, use_world
 from weft.distributed.virtual import run_virtual
 from weft.simulation.place import VirtualPlace
-from weft.specs import Plan
+from weft.specs import Plan, parse_plan_for
 
 __all__ = ["run_script"]
 

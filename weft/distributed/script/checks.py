@@ -8,9 +8,9 @@ from torch import nn
 
 from weft.distributed.script.incoming import Loss
 from weft.distributed.script.names import name_parameters, parameters_of
-from weft.distributed.script.world import World, parse_plan_for
+from weft.distributed.script.world import World
 from weft.errors import PlanError, UsageError, nearest
-from weft.specs import CPU, Plan
+from weft.specs import CPU, Plan, parse_plan_for
 
 __all__ = [
     "BATCH_NORMS",

@@ -10,7 +10,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from weft.distributed.script.shares import BatchShare
+from weft.distributed.script.batch_share import BatchShare
 from weft.torch_private import number_of_backward
 
 __all__ = ["IncomingGradients", "Loss", "RoundWeight", "StepWeight", "factor_of_loss"]

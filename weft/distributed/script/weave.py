@@ -25,6 +25,7 @@ from weft.distributed.placement import DataParallel
 from weft.distributed.placement.cut import cut_evenly
 from weft.distributed.placement.exchange import GradientExchange
 from weft.distributed.realise import RunSpec, realise
+<<<<<<< HEAD
 from weft.distributed.script.batch_norm import find_batch_norms, tell_of_batch_norm, use_global_batch_norm
 from weft.distributed.script.checks import (
     as_list,
@@ -42,13 +43,19 @@ from weft.distributed.script.loaders import TrainingLoader, check_loader
 from weft.distributed.script.losses import close_over_all
 from weft.distributed.script.names import prefix_of
 from weft.distributed.script.seeding import reseed
-from weft.distributed.script.shares import BatchShare
+from weft.distributed.script.batch_share import BatchShare
 from weft.distributed.script.steps import OptimizerSteps, check_optimizers_fit, check_parameters
 from weft.distributed.script.torch_updates import OwnUpdates, ShardUpdates
 from weft.distributed.script.weaving import Weaving
 from weft.distributed.script.world import World, find_world
 from weft.errors import PlanError
 from weft.specs import Plan
+=======
+from weft.distributed.script.gradients import GradientHooks
+from weft.distributed.script.loaders import SharedLoader
+from weft.errors import PlanError, UsageError
+from weft.specs import CPU, Plan, parse_plan_for
+>>>>>>> main
 from weft.training.process import keep_freed_memory
 
 __all__ = ["no_sync", "weave"]

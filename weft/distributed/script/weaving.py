@@ -23,7 +23,7 @@ from weft.distributed.script.epochs import AbstractEpochs
 from weft.distributed.script.gradients import Backward
 from weft.distributed.script.incoming import Loss
 from weft.distributed.script.names import name_buffers, name_parameters, parameters_of
-from weft.distributed.script.shares import BatchShare
+from weft.distributed.script.batch_share import BatchShare
 from weft.distributed.script.torch_updates import OwnUpdates, write_slots
 from weft.distributed.script.world import World
 from weft.graph import State
