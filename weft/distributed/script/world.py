@@ -8,14 +8,14 @@ They are apart because ranks may train each at a pace of its own, and still meet
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from typing import final
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.place import AbstractPlace, LaunchedPlace
+from weft.distributed.script.epochs import AbstractEpochs
 from weft.specs import Plan, as_plan
 from weft.specs.axes import DEGREES
 
@@ -49,6 +49,9 @@ class World:
         self.place = place
         self.plan = plan
         self.num_ranks = place.size if plan is None else plan.num_ranks
+        self.weavings: list[AbstractEpochs] = []
+        self._due: list[AbstractEpochs] = []
+        self._group: AbstractGroup | None = None
 
     @property
     def rank(self) -> int:
@@ -62,10 +65,27 @@ class World:
     def is_server(self) -> bool:
         return self.rank >= self.num_ranks
 
-    @cached_property
+    @property
     def group(self) -> AbstractGroup:
         """All ranks, for calls of the script and no others. The first use is a collective call of all processes."""
-        return self.place.open_world(self.num_ranks) or SoloGroup()
+        if self._group is None:  # not a cached_property: its lock, one for all objects, would hold up virtual ranks
+            self._group = self.place.open_world(self.num_ranks) or SoloGroup()
+        return self._group
+
+    def owe_end(self, epochs: AbstractEpochs) -> None:
+        """An epoch was left early. Its end has to wait: nothing may be sent while an iterator is closed, because the
+        exception of one rank alone closes it too."""
+        if epochs not in self._due:
+            self._due.append(epochs)
+
+    def settle(self) -> None:
+        """Carry out what is due. Every call that all ranks make together begins with it."""
+        while self._due:
+            self._due.pop(0).end_epoch()
+
+    @contextmanager
+    def meeting(self, kind: str, facts: Mapping[str, object] | None = None, same_line: bool = True) -> Iterator[None]:
+        yield
 
 
 _own = threading.local()  # of a virtual rank, which is a thread
