@@ -4,6 +4,7 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
+    from weft.distributed.script.saving import load, read_state_dict, save, state_dict
     from weft.distributed.script.weave import weave
     from weft.errors import WeftError
     from weft.graph import capture, loop
@@ -23,11 +24,15 @@ __all__ = [
     "Rule",
     "WeftError",
     "capture",
+    "load",
     "loop",
     "measure",
     "measured",
     "measurements",
     "parse_plan",
+    "read_state_dict",
+    "save",
+    "state_dict",
     "weave",
 ]
 
@@ -42,11 +47,15 @@ _HOMES = {
     "Rule": "weft.metrics.metric",
     "WeftError": "weft.errors",
     "capture": "weft.graph",
+    "load": "weft.distributed.script.saving",
     "loop": "weft.graph",
     "measure": "weft.metrics.measure",
     "measured": "weft.metrics.measure",
     "measurements": "weft.metrics.measure",
     "parse_plan": "weft.specs",
+    "read_state_dict": "weft.distributed.script.saving",
+    "save": "weft.distributed.script.saving",
+    "state_dict": "weft.distributed.script.saving",
     "weave": "weft.distributed.script.weave",
 }
 

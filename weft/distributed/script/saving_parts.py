@@ -79,7 +79,8 @@ def bring_alike(taken: Taken, *, is_object: bool, is_mine: bool = True) -> Broug
 
 def bring_own(name: str, taken: Taken, *, is_object: bool) -> Brought:
     """A part that each rank has its own of."""
-    return Brought({"is_object": is_object, "own": f"{OWN}{name}"}, {f"{OWN}{name}": Entry(to_bytes(taken), "own")})
+    own = f"{OWN}{name}"
+    return Brought({"is_object": is_object, "own": own}, {own: Entry(to_bytes(taken), "own")})
 
 
 def to_bytes(taken: Taken) -> Tensor:

@@ -28,7 +28,7 @@ __all__ = ["FORMAT", "RANDOM", "Wanted", "goes_on", "part_from"]
 
 FORMAT = 1
 """Of what a script keeps in the progress of a checkpoint."""
-RANDOM = f"{OWN}random"
+RANDOM = "weft/random"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Wanted:
         return Snapshot(index.step, entries, index.progress)
 
     def _names(self, index: Index, ranks: Ranks) -> list[str]:
-        names, size = [RANDOM], ranks.mesh.size
+        names, size = [RANDOM], ranks.mesh.num_replicas
         for part, facts in index.progress["parts"].items():
             if facts["is_object"] and part not in self.parts:
                 continue
@@ -84,7 +84,7 @@ class Wanted:
         return goes_on(index.progress, number, self.weavings.get(number), size)
 
     def _read(self, name: str, index: Index, reader: ChunkReader, ranks: Ranks) -> Tensor:
-        row, size = index.rows[name], ranks.mesh.size
+        row, size = index.rows[name], ranks.mesh.num_replicas
         cut = next((cut for begin, cut in self.cuts.items() if name.startswith(begin)), None)
         box = cut.part if cut is not None and cut.shape == row.tensors[0].shape else None
         saved, part = len(row.tensors), name.partition("/")[0]

@@ -121,8 +121,9 @@ def _take_mapping(value: Mapping[Any, Any], where: str, name: str, tensors: dict
 
 def _keep(tensor: Tensor, name: str, where: str, tensors: dict[str, Tensor]) -> str:
     """Under a name that no other has: two keys may look alike, such as 1 and "1"."""
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        _refuse(where, tensor, f"{tensor.layout} tensor".replace("torch.", ""))
+    is_plain = tensor.layout is torch.strided and not tensor.is_quantized
+    if not is_plain or tensor.dtype in (torch.complex128, torch.complex32):  # safetensors has no name for them
+        _refuse(where, tensor, f"{tensor.layout} tensor of {tensor.dtype}".replace("torch.", ""))
     free = name
     while free in tensors:
         free += "'"

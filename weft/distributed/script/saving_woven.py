@@ -11,8 +11,8 @@ Running statistics that differ are of every rank, and others take the mean. What
 names (`replicas.memory()`), behind `weft/weaving/0/`.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -37,6 +37,7 @@ __all__ = [
     "is_at_servers",
     "memory_name",
     "slots_of",
+    "use_buffers_of",
 ]
 
 
@@ -80,6 +81,19 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
     parameters = {id(parameter) for parameter in model.parameters()}
     state = model.state_dict(keep_vars=True)
     return {key: value for key, value in state.items() if isinstance(value, Tensor) and id(value) not in parameters}
+
+
+@contextmanager
+def use_buffers_of(weavings: Iterable[Woven]) -> Iterator[None]:
+    """Put running statistics back in the end: a consensus brings them together in place, and to save must not train."""
+    models = [model for weaving in weavings for model in weaving.models]
+    before = [(buffer, buffer.detach().clone()) for model in models for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, was in before:
+                buffer.copy_(was)
 
 
 def bring_model(
@@ -138,7 +152,7 @@ def bring_optimizer(name: str, optimizer: torch.optim.Optimizer, weaving: Woven,
     if any(other != shapes for other in ranks.gather_json(shapes)):  # a parameter has had no gradient on one of them
         return bring_own(name, taken, is_object=True)
     entries = {key: Entry(tensor, "mean") for key, tensor in taken.tensors.items()}
-    return Brought({"is_object": True, "structure": taken.structure}, entries)
+    return Brought({"is_object": True, "is_optimizer": True, "structure": taken.structure}, entries)
 
 
 def _bring_from_servers(name: str, optimizer: torch.optim.Optimizer, weaving: Woven, rank: int) -> Brought:

@@ -10,8 +10,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
-from typing import final
+from typing import Any, final
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.solo import SoloGroup
@@ -49,6 +48,8 @@ class World:
         self.place = place
         self.plan = plan
         self.num_ranks = place.size if plan is None else plan.num_ranks
+        self.weavings: list[Any] = []
+        self._group: AbstractGroup | None = None
 
     @property
     def rank(self) -> int:
@@ -62,10 +63,15 @@ class World:
     def is_server(self) -> bool:
         return self.rank >= self.num_ranks
 
-    @cached_property
+    @property
     def group(self) -> AbstractGroup:
         """All ranks, for calls of the script and no others. The first use is a collective call of all processes."""
-        return self.place.open_world(self.num_ranks) or SoloGroup()
+        if self._group is None:  # not a cached_property, which would lock out the other virtual ranks meanwhile
+            self._group = self.place.open_world(self.num_ranks) or SoloGroup()
+        return self._group
+
+    def settle(self) -> None:
+        """Carry out what is due. Every call that all ranks make together begins with it."""
 
 
 _own = threading.local()  # of a virtual rank, which is a thread
