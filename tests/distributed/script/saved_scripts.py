@@ -14,7 +14,6 @@ from weft.distributed.virtual import run_virtual
 from weft.graph import State
 from weft.simulation.computation import ComputeModel
 from weft.simulation.place import VirtualPlace
-from weft.training.replicas import SoloReplicas
 
 
 def on_ranks(script: Callable[[], Any], size: int) -> list[Any]:

@@ -63,7 +63,7 @@ def test_other_things_that_states_hold_come_back() -> None:
     assert (found["inf"], found["t"], found["v"]) == (float("inf"), "inf", torch.device("cpu"))
 
 
-Pair = namedtuple("Pair", "a b")  # noqa: PYI024
+Pair = namedtuple("Pair", "a b")
 STRANGE = {
     "function": len,
     "object": object(),

@@ -53,8 +53,9 @@ def save(path: str | os.PathLike[str], /, **parts: Any) -> None:
             many, else all get rank 0's.
 
     Raises:
-        UsageError: a value is neither JSON nor tensor, by name and type; ranks save different parts; `path` is a file.
+        UsageError: a value is neither JSON nor tensor, by name and type; or `path` is a file.
         StorageError: a file could not be written.
+        OutOfStepError: ranks save other parts, or elsewhere.
 
     Example:
         weft.save("checkpoint", model=model, optimizer=optimizer, loader=loader, epoch=epoch, best=best)
@@ -63,8 +64,8 @@ def save(path: str | os.PathLike[str], /, **parts: Any) -> None:
     world.settle()
     if world.is_server:
         return  # it is no rank: those who are save
-    ranks = _ranks_in(world.group)
-    with ExitStack() as stack:
+    with world.meeting("weft.save", {"path": path, "parts": ", ".join(parts)}), ExitStack() as stack:
+        ranks = _ranks_in(world.group)
         entries, progress = take_parts(parts, world.weavings, ranks, stack)
         _write(Path(path).absolute(), Snapshot(0, entries, progress), ranks)
 
@@ -95,8 +96,9 @@ def load(path: str | os.PathLike[str], /, **parts: Any) -> dict[str, Any]:
         if not has_state(target):
             kind = type(target).__name__
             raise UsageError(f"part cannot be loaded into ({name}: {kind}); leave it out: plain values are returned")
-    ranks = _ranks_in(world.group)
-    return restore(partial(_find, Path(path), ranks), parts, world, ranks)
+    with world.meeting("weft.load", {"path": path, "parts": ", ".join(parts)}):
+        ranks = _ranks_in(world.group)
+        return restore(partial(_find, Path(path), ranks), parts, world, ranks)
 
 
 def state_dict(model: nn.Module) -> dict[str, Any]:
@@ -114,7 +116,7 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
     weaving = next((one for one in world.weavings if any(own is model for own in one.models)), None)
     if weaving is None or world.num_ranks == 1:
         return _copy_of(model)
-    with use_buffers_of([weaving]), weaving.use_consensus():
+    with world.meeting("weft.state_dict"), use_buffers_of([weaving]), weaving.use_consensus():
         state = _copy_of(model)
     if not weaving.replicas.is_synchronous and not has_own_weights(weaving):  # rank 0 alone heard of it
         for tensor in state.values():
@@ -197,7 +199,7 @@ def _open(path: Path, stack: ExitStack) -> tuple[str, int]:
 
 @contextmanager
 def _use_folder(path: Path) -> Iterator[Path]:
-    """The folder that is there, else one that will be it when the first checkpoint is whole: so a script may ask whether
+    """The folder that is there, else one that will be it when the first checkpoint is whole: a script may ask whether
     `path` exists."""
     if path.exists():
         if not path.is_dir():

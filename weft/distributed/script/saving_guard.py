@@ -1,8 +1,8 @@
 """`torch.save` on many ranks: every file is whole, and where several ranks write one path it is rank 0's.
 
-    rank 0      torch.save(state, "last.pt")     .last.pt.1f6e0c52.tmp --> last.pt      marked: rank 0, its 3rd of this path
-    rank 1      torch.save(state, "last.pt")     finds the mark of a 3rd or later one, and leaves it
-    rank 1      torch.save(mine, "part-1.pt")    .part-1.pt.9c20a4d7.tmp --> part-1.pt  nobody else writes it
+    rank 0    torch.save(state, "last.pt")     .last.pt.1f6e0c52.tmp -> last.pt       marked: rank 0, the 3rd here
+    rank 1    torch.save(state, "last.pt")     finds the mark of a 3rd or later one, and leaves it
+    rank 1    torch.save(mine, "part-1.pt")    .part-1.pt.9c20a4d7.tmp -> part-1.pt   nobody else writes it
 
 No rank waits for another, so a script may as well save on one rank alone. A rank that comes before rank 0 writes its
 own, which is replaced when rank 0 comes. The mark is an extended attribute of the file; where a file system has none,
@@ -113,8 +113,8 @@ _saves: WeakKeyDictionary[World, _Saves] = WeakKeyDictionary()
 
 @contextmanager
 def _use_lock(folder: Path) -> Iterator[None]:
-    """Ranks of this host look at a mark and rename one at a time. Where folders cannot be locked they may do it at once:
-    then what stays may be another rank's, whole all the same."""
+    """Ranks of this host look at a mark and rename one at a time. Where folders cannot be locked, what stays may be
+    another rank's, whole all the same."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):

@@ -19,9 +19,7 @@ from weft.training.checkpoint import Ranks, Snapshot
 __all__ = ["restore"]
 
 
-def restore(
-    find: Callable[[Wanted], Snapshot], parts: Mapping[str, Any], world: World, ranks: Ranks
-) -> dict[str, Any]:
+def restore(find: Callable[[Wanted], Snapshot], parts: Mapping[str, Any], world: World, ranks: Ranks) -> dict[str, Any]:
     """Find a checkpoint and write it into the parts; the plain values in it. A collective call.
 
     Models are looked at first: where one does not fit, nothing is written.
@@ -91,7 +89,7 @@ def _go_on(
 
 
 def _write_random(found: Snapshot, ranks: Ranks) -> None:
-    """Its own stream where ranks are as many as saved; else rank 0 goes on with rank 0's, and the others begin by it."""
+    """A rank's own stream where they are as many as saved; else rank 0 takes rank 0's, and the others begin by it."""
     taken = from_bytes(found.entries[RANDOM].tensor)
     state = put_together(taken.structure, taken.tensors.__getitem__)
     if ranks.mesh.rank == 0 or found.progress["ranks"] == ranks.mesh.num_replicas:

@@ -1,11 +1,11 @@
 """Parts of a script's state on their way into a checkpoint: which tensors each rank brings, of which kind.
 
-    part                              on N ranks it lies in the checkpoint
-    woven model, optimizer            as its plan has it: see saving_woven
-    loader, woven                     as rank 0 has it: ranks go through the same batches
-    anything else, all have the same  as JSON and tensors, once
-    anything else, ranks differ       as bytes, of every rank its own: each gets its own back where they are as many, else
-                                      rank 0's
+part                              on N ranks it lies in the checkpoint
+woven model, optimizer            as its plan has it: see saving_woven
+loader, woven                     as rank 0 has it: ranks go through the same batches
+anything else, all have the same  as JSON and tensors, once
+anything else, ranks differ       as bytes, of every rank its own: each gets its own back where they are as many, else
+                                  rank 0's
 """
 
 import hashlib
@@ -24,7 +24,18 @@ from weft.errors import UsageError
 from weft.records.strict_json import decode_json, encode_json, parse_json
 from weft.training.checkpoint import Entry
 
-__all__ = ["OWN", "Brought", "bring_alike", "bring_own", "digest_of", "from_bytes", "has_state", "state_of", "take_part", "to_bytes"]
+__all__ = [
+    "OWN",
+    "Brought",
+    "bring_alike",
+    "bring_own",
+    "digest_of",
+    "from_bytes",
+    "has_state",
+    "state_of",
+    "take_part",
+    "to_bytes",
+]
 
 OWN = "weft/own/"
 """Of a part or a tensor that each rank has its own of."""

@@ -1,11 +1,11 @@
 """The tensors that one rank needs of a script's checkpoint, whoever wrote it.
 
-    kind      as many ranks as saved                        another number
-    global    the same for all, or the part that it needs   the same
-    sum       its own                                       an equal part of the sum
-    mean      its own; of an optimizer only where ranks     the mean
-              come together as those did who saved
-    own       its own                                       rank 0's
+kind      as many ranks as saved                        another number
+global    the same for all, or the part that it needs   the same
+sum       its own                                       an equal part of the sum
+mean      its own; of an optimizer only where ranks     the mean
+          come together as those did who saved
+own       its own                                       rank 0's
 """
 
 from collections.abc import Collection, Mapping

@@ -197,7 +197,9 @@ def cuts_of(name: str, optimizer: torch.optim.Optimizer) -> dict[str, Cut]:
     return {begin: cut for begin, cut in cuts.items() if cut is not None}
 
 
-def slots_of(optimizer: torch.optim.Optimizer, state: Mapping[int, Any], weaving: Woven) -> dict[str, dict[str, Tensor]]:
+def slots_of(
+    optimizer: torch.optim.Optimizer, state: Mapping[int, Any], weaving: Woven
+) -> dict[str, dict[str, Tensor]]:
     """The state of a whole optimizer by names of parameters, as servers want it."""
     names = {id(parameter): key for key, parameter in weaving.parameters.items()}
     parameters = dict(enumerate(_parameters_of(optimizer)))
