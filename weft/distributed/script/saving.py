@@ -28,7 +28,7 @@ from weft.distributed.script.saving_loading import restore
 from weft.distributed.script.saving_parts import has_state, state_of
 from weft.distributed.script.saving_reading import Wanted, part_from
 from weft.distributed.script.saving_taking import do_together, take_parts
-from weft.distributed.script.saving_woven import has_own_weights, use_buffers_of
+from weft.distributed.script.saving_woven import use_buffers_of
 from weft.distributed.script.world import find_world
 from weft.errors import UsageError
 from weft.specs import Mesh
@@ -117,12 +117,7 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
     if weaving is None or world.num_ranks == 1:
         return _copy_of(model)
     with world.meeting("weft.state_dict"), use_buffers_of([weaving]), weaving.use_consensus():
-        state = _copy_of(model)
-    if not weaving.replicas.is_synchronous and not has_own_weights(weaving):  # rank 0 alone heard of it
-        for tensor in state.values():
-            if isinstance(tensor, Tensor):
-                world.group.broadcast(tensor)
-    return state
+        return _copy_of(model)
 
 
 def read_state_dict(path: str | os.PathLike[str], part: str = "model") -> Any:

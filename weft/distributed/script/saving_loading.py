@@ -11,7 +11,8 @@ from weft.distributed.script.saving_random import draw_random_for, write_random
 from weft.distributed.script.saving_reading import RANDOM, Wanted, part_from
 from weft.distributed.script.saving_structure import put_together
 from weft.distributed.script.saving_taking import find_weavings
-from weft.distributed.script.saving_woven import Woven, cuts_of, is_at_servers, memory_name, slots_of
+from weft.distributed.script.saving_woven import consistency_of, cuts_of, is_at_servers, memory_name, slots_of
+from weft.distributed.script.weaving import Weaving
 from weft.distributed.script.world import World
 from weft.errors import UsageError
 from weft.training.checkpoint import Ranks, Snapshot
@@ -26,7 +27,7 @@ def restore(find: Callable[[Wanted], Snapshot], parts: Mapping[str, Any], world:
     """
     number_of = find_weavings(parts, world.weavings) if ranks.mesh.num_replicas > 1 else {}
     weavings = {number: world.weavings[number] for number in sorted(set(number_of.values()))}
-    consistencies = {number: weaving.replicas.consistency for number, weaving in weavings.items()}
+    consistencies = {number: consistency_of(weaving) for number, weaving in weavings.items()}
     cuts = {begin: cut for name in number_of for begin, cut in cuts_of(name, parts[name]).items()}
     found = find(Wanted(parts.keys(), consistencies, number_of, cuts))
     known = found.progress["parts"]
@@ -72,7 +73,7 @@ def _check_fits(name: str, model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def _go_on(
-    number: int, weaving: Woven, found: Snapshot, slots: dict[str, dict[str, Tensor]] | None, *, is_woven: bool
+    number: int, weaving: Weaving, found: Snapshot, slots: dict[str, dict[str, Tensor]] | None, *, is_woven: bool
 ) -> None:
     """Let a plan begin where it was, with what it remembers of the way."""
     saved = found.progress["weavings"]
@@ -85,7 +86,9 @@ def _go_on(
         return
     begin = memory_name(number)
     memory = {name.removeprefix(begin): entry for name, entry in found.entries.items() if name.startswith(begin)}
+    assert weaving.replicas is not None, "there are several ranks"
     weaving.replicas.remember(weaving.num_steps, memory)
+    weaving.forget_loading()  # what was loaded is each rank's own
 
 
 def _write_random(found: Snapshot, ranks: Ranks) -> None:

@@ -20,7 +20,6 @@ from weft.distributed.script.saving_random import read_random
 from weft.distributed.script.saving_reading import FORMAT, RANDOM
 from weft.distributed.script.saving_structure import Taken, take_apart
 from weft.distributed.script.saving_woven import (
-    Woven,
     bring_memory,
     bring_model,
     bring_optimizer,
@@ -28,6 +27,7 @@ from weft.distributed.script.saving_woven import (
     facts_of,
     use_buffers_of,
 )
+from weft.distributed.script.weaving import Weaving
 from weft.errors import StorageError, UsageError
 from weft.training.checkpoint import Entry, Ranks
 
@@ -51,14 +51,14 @@ def do_together(ranks: Ranks, do: Callable[[], Any]) -> list[Any]:
     return [one["result"] for one in said]
 
 
-def find_weavings(parts: Mapping[str, Any], weavings: Sequence[Woven]) -> dict[str, int]:
+def find_weavings(parts: Mapping[str, Any], weavings: Sequence[Weaving]) -> dict[str, int]:
     """The number of the plan by which a part is trained, of models and optimizers."""
     owners = {id(own): n for n, one in enumerate(weavings) for own in (*one.models, *one.optimizers)}
     return {name: owners[id(value)] for name, value in parts.items() if id(value) in owners}
 
 
 def take_parts(
-    parts: Mapping[str, Any], weavings: Sequence[Woven], ranks: Ranks, stack: ExitStack
+    parts: Mapping[str, Any], weavings: Sequence[Weaving], ranks: Ranks, stack: ExitStack
 ) -> tuple[dict[str, Entry], dict[str, Any]]:
     """The entries that this rank brings, and the progress of the checkpoint. A collective call.
 
@@ -91,7 +91,7 @@ class _Taking:
     """Parts on their way: what is known of them before anything is brought."""
 
     parts: Mapping[str, Any]
-    weavings: Sequence[Woven]
+    weavings: Sequence[Weaving]
     ranks: Ranks
     taken: dict[str, Taken] = field(default_factory=dict)
     buffers: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # of woven models, as they are now
@@ -128,7 +128,7 @@ class _Taking:
         if name in self.buffers:
             weaving = self.weavings[self.woven[name]]
             alike = {key for key in self.buffers[name] if f"{name}/{key}" in self.alike}
-            return bring_model(name, value, weaving, rank, self.buffers[name], alike)
+            return bring_model(name, value, weaving, self.buffers[name], alike)
         if name in self.woven:
             return bring_optimizer(name, value, self.weavings[self.woven[name]], self.ranks)
         is_loader = id(value) in self._loaders

@@ -11,9 +11,9 @@ Running statistics that differ are of every rank, and others take the mean. What
 names (`replicas.memory()`), behind `weft/weaving/0/`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,19 +21,17 @@ from torch import Tensor, nn
 from weft.distributed.placement.torch_steps import find_steps
 from weft.distributed.script.saving_parts import OWN, Brought, bring_alike, bring_own, state_of
 from weft.distributed.script.saving_structure import take_apart
-from weft.specs import Plan
+from weft.distributed.script.weaving import Weaving
 from weft.training.checkpoint import Cut, Entry, Ranks
-from weft.training.replicas import AbstractReplicas
 
 __all__ = [
-    "Woven",
     "bring_memory",
     "bring_model",
     "bring_optimizer",
     "buffers_of",
+    "consistency_of",
     "cuts_of",
     "facts_of",
-    "has_own_weights",
     "is_at_servers",
     "memory_name",
     "slots_of",
@@ -41,34 +39,16 @@ __all__ = [
 ]
 
 
-class Woven(Protocol):
-    """What saving needs to know of what one call of `weave` made."""
-
-    plan: Plan
-    models: Sequence[nn.Module]
-    optimizers: Sequence[torch.optim.Optimizer]
-    loader: Any
-    parameters: Mapping[str, nn.Parameter]
-    replicas: AbstractReplicas
-    num_steps: int
-
-    def use_consensus(self) -> AbstractContextManager[Any]: ...
-    def own_weights(self) -> Mapping[str, Tensor]: ...
-    def leave_consensus(self) -> None: ...
-    def collect_slots(self) -> Mapping[str, Mapping[str, Tensor]]: ...
-    def restore(self, slots: Mapping[str, Mapping[str, Tensor]] | None) -> None: ...
+def consistency_of(weaving: Weaving) -> str | None:
+    """How ranks come together that have each their own weights, with which they go on; None where all have the same."""
+    return weaving.replicas.consistency if weaving.replicas is not None else None
 
 
-def facts_of(weaving: Woven) -> dict[str, Any]:
-    return {"consistency": weaving.replicas.consistency, "num_steps": weaving.num_steps}
+def facts_of(weaving: Weaving) -> dict[str, Any]:
+    return {"consistency": consistency_of(weaving), "num_steps": weaving.num_steps}
 
 
-def has_own_weights(weaving: Woven) -> bool:
-    """Whether ranks have each their own weights, with which they go on."""
-    return weaving.replicas.consistency is not None
-
-
-def is_at_servers(weaving: Woven) -> bool:
+def is_at_servers(weaving: Weaving) -> bool:
     """Whether servers hold the weights, and with them the state of the optimizer."""
     return weaving.plan.num_shards > 0
 
@@ -84,7 +64,7 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def use_buffers_of(weavings: Iterable[Woven]) -> Iterator[None]:
+def use_buffers_of(weavings: Iterable[Weaving]) -> Iterator[None]:
     """Put running statistics back in the end: a consensus brings them together in place, and to save must not train."""
     models = [model for weaving in weavings for model in weaving.models]
     before = [(buffer, buffer.detach().clone()) for model in models for buffer in model.buffers()]
@@ -97,7 +77,7 @@ def use_buffers_of(weavings: Iterable[Woven]) -> Iterator[None]:
 
 
 def bring_model(
-    name: str, model: nn.Module, weaving: Woven, rank: int, buffers: Mapping[str, Tensor], alike: set[str]
+    name: str, model: nn.Module, weaving: Weaving, buffers: Mapping[str, Tensor], alike: set[str]
 ) -> Brought:
     """A model, while it holds the consensus.
 
@@ -106,28 +86,28 @@ def bring_model(
         alike: those that all ranks have alike.
     """
     taken = take_apart(name, {**state_of(model), **buffers})
-    has_weights = rank == 0 or weaving.replicas.is_synchronous or has_own_weights(weaving)
     entries = {}
     for key, tensor in taken.tensors.items():
         buffer = key.removeprefix(f"{name}/")
         if buffer in buffers:
             entries[key] = Entry(tensor, "global" if buffer in alike else "mean")
-        elif has_weights:
+        else:
             entries[key] = Entry(tensor)
-    if has_own_weights(weaving):
+    if consistency_of(weaving) is not None:
         entries |= {f"{OWN}{name}/{key}": Entry(own, "own") for key, own in _own_weights(model, weaving).items()}
     return Brought({"is_object": True, "structure": taken.structure}, entries)
 
 
-def _own_weights(model: nn.Module, weaving: Woven) -> dict[str, Tensor]:
+def _own_weights(model: nn.Module, weaving: Weaving) -> dict[str, Tensor]:
     """This rank's weights, by name in the state of the model."""
     own, names = weaving.own_weights(), {id(parameter): name for name, parameter in weaving.parameters.items()}
     state = model.state_dict(keep_vars=True)
     return {key: own[names[id(value)]] for key, value in state.items() if names.get(id(value)) in own}
 
 
-def bring_memory(number: int, weaving: Woven) -> dict[str, Entry]:
+def bring_memory(number: int, weaving: Weaving) -> dict[str, Entry]:
     """What the plan remembers. Weights that servers hold in full are what all stand for, and in the model."""
+    assert weaving.replicas is not None, "there are several ranks"
     memory = weaving.replicas.memory()
     return {memory_name(number, key): entry for key, entry in memory.items() if not key.startswith("parameter/")}
 
@@ -139,15 +119,15 @@ def memory_name(number: int, key: str = "") -> str:
 # Optimizers.
 
 
-def bring_optimizer(name: str, optimizer: torch.optim.Optimizer, weaving: Woven, ranks: Ranks) -> Brought:
+def bring_optimizer(name: str, optimizer: torch.optim.Optimizer, weaving: Weaving, ranks: Ranks) -> Brought:
     """An optimizer, wherever its state is. A collective call."""
     if is_at_servers(weaving):
         return _bring_from_servers(name, optimizer, weaving, ranks.mesh.rank)
     if find_steps(optimizer) is not None:
         return _bring_pieces(name, optimizer, ranks)
     taken = take_apart(name, optimizer.state_dict())
-    if not has_own_weights(weaving):
-        return bring_alike(taken, is_object=True, is_mine=weaving.replicas.is_synchronous or ranks.mesh.rank == 0)
+    if consistency_of(weaving) is None:
+        return bring_alike(taken, is_object=True, is_mine=weaving.plan.is_synchronous or ranks.mesh.rank == 0)
     shapes = {key: [str(tensor.dtype), list(tensor.shape)] for key, tensor in taken.tensors.items()}
     if any(other != shapes for other in ranks.gather_json(shapes)):  # a parameter has had no gradient on one of them
         return bring_own(name, taken, is_object=True)
@@ -155,7 +135,7 @@ def bring_optimizer(name: str, optimizer: torch.optim.Optimizer, weaving: Woven,
     return Brought({"is_object": True, "is_optimizer": True, "structure": taken.structure}, entries)
 
 
-def _bring_from_servers(name: str, optimizer: torch.optim.Optimizer, weaving: Woven, rank: int) -> Brought:
+def _bring_from_servers(name: str, optimizer: torch.optim.Optimizer, weaving: Weaving, rank: int) -> Brought:
     slots = weaving.collect_slots()
     names = {id(parameter): key for key, parameter in weaving.parameters.items()}
     found = {number: slots.get(names.get(id(p), ""), {}) for number, p in enumerate(_parameters_of(optimizer))}
@@ -198,7 +178,7 @@ def cuts_of(name: str, optimizer: torch.optim.Optimizer) -> dict[str, Cut]:
 
 
 def slots_of(
-    optimizer: torch.optim.Optimizer, state: Mapping[int, Any], weaving: Woven
+    optimizer: torch.optim.Optimizer, state: Mapping[int, Any], weaving: Weaving
 ) -> dict[str, dict[str, Tensor]]:
     """The state of a whole optimizer by names of parameters, as servers want it."""
     names = {id(parameter): key for key, parameter in weaving.parameters.items()}
