@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 import weft
-from tests.distributed.script.saved_scripts import on_ranks, use_woven
+from tests.distributed.script.virtual_script import run_script
 from weft.distributed.script.saving import load, read_state_dict, save, state_dict
 from weft.errors import CorruptFileError, OutOfStepError, StorageError, UsageError
 
@@ -280,7 +280,7 @@ def test_a_disk_that_is_full_is_an_error_on_all_ranks(tmp_path: Path, monkeypatc
         return str(found.value)
 
     monkeypatch.setattr(writing, "save_file", full)
-    assert len(set(on_ranks(script, 3))) == 1
+    assert len(set(run_script(script, 3))) == 1
     assert load(tmp_path / "c") == {} and len(list((tmp_path / "c").iterdir())) == 1
 
 
@@ -301,9 +301,9 @@ def test_ranks_get_their_own_back_where_they_are_as_many(tmp_path: Path) -> None
         found = load(tmp_path / "c")
         return found["own"], found["same"], found["tensors"][0].tolist()
 
-    on_ranks(saving, 3)
-    assert on_ranks(loading, 3) == [(0, 7, [0]), (1, 7, [1, 1]), (2, 7, [2, 2, 2])]
-    assert on_ranks(loading, 2) == [(0, 7, [0])] * 2 and loading() == (0, 7, [0])
+    run_script(saving, 3)
+    assert run_script(loading, 3) == [(0, 7, [0]), (1, 7, [1, 1]), (2, 7, [2, 2, 2])]
+    assert run_script(loading, 2) == [(0, 7, [0])] * 2 and loading() == (0, 7, [0])
 
 
 def test_random_streams_go_on_for_as_many_and_begin_apart_for_others(tmp_path: Path) -> None:
@@ -316,11 +316,11 @@ def test_random_streams_go_on_for_as_many_and_begin_apart_for_others(tmp_path: P
         load(tmp_path / "c")
         return torch.rand(1).item()
 
-    drawn = on_ranks(saving, 2)
-    assert on_ranks(loading, 2) == drawn
-    others = on_ranks(loading, 4)
+    drawn = run_script(saving, 2)
+    assert run_script(loading, 2) == drawn
+    others = run_script(loading, 4)
     assert others[0] == drawn[0] == loading() and len(set(others)) == 4
-    assert others == on_ranks(loading, 4)
+    assert others == run_script(loading, 4)
 
 
 def test_ranks_that_save_different_things_are_told_apart(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_ranks_that_save_different_things_are_told_apart(tmp_path: Path) -> None
         save(tmp_path / "c", **({"a": 1} if weft_rank() else {"b": 1}))
 
     with pytest.raises(OutOfStepError, match="parts"):
-        on_ranks(script, 2)
+        run_script(script, 2)
 
 
 def woven_script(
@@ -362,8 +362,8 @@ def one_process(steps: range) -> tuple[nn.Module, torch.optim.Optimizer]:
 @pytest.mark.parametrize(("before", "size"), [("data", 2), ("shard", 2), ("shard", 3)])
 @pytest.mark.parametrize(("after", "new_size"), [("shard", 2), ("shard", 3), ("data", 4)])
 def test_any_plan_goes_on_from_any_other(tmp_path: Path, before: str, size: int, after: str, new_size: int) -> None:
-    on_ranks(woven_script(before, range(3), target=tmp_path / "a"), size)
-    ends = on_ranks(woven_script(after, range(3, 5), source=tmp_path / "a", target=tmp_path / "b"), new_size)
+    run_script(woven_script(before, range(3), target=tmp_path / "a"), size)
+    ends = run_script(woven_script(after, range(3, 5), source=tmp_path / "a", target=tmp_path / "b"), new_size)
     model, optimizer = one_process(range(5))
     for end in ends:
         check_same(end, copy_of(model))
@@ -373,19 +373,19 @@ def test_any_plan_goes_on_from_any_other(tmp_path: Path, before: str, size: int,
 
 
 def test_one_process_goes_on_from_shards_and_back(tmp_path: Path) -> None:
-    on_ranks(woven_script("shard", range(3), target=tmp_path / "a"), 2)
+    run_script(woven_script("shard", range(3), target=tmp_path / "a"), 2)
     model, optimizer = make(seed=3)
     load(tmp_path / "a", model=model, optimizer=optimizer)
     train(model, optimizer, range(3, 4))
     save(tmp_path / "b", model=model, optimizer=optimizer)
-    ends = on_ranks(woven_script("shard", range(4, 5), source=tmp_path / "b"), 2)
+    ends = run_script(woven_script("shard", range(4, 5), source=tmp_path / "b"), 2)
     check_same(ends[1], copy_of(one_process(range(5))[0]))
 
 
 def test_pieces_are_written_once_and_by_those_who_have_them(tmp_path: Path) -> None:
     from weft.training.checkpoint.index import read_index
 
-    on_ranks(woven_script("shard", range(1), target=tmp_path / "c"), 2)
+    run_script(woven_script("shard", range(1), target=tmp_path / "c"), 2)
     rows = read_index(tmp_path / "c" / "step-0000000001").rows
     cut = [row for name, row in rows.items() if name.endswith("exp_avg") and len(row.tensors[0].chunks) == 2]
     assert len(cut) == 1 and {row.kind for name, row in rows.items() if name.startswith("optimizer/")} == {"global"}
@@ -407,22 +407,22 @@ def test_statistics_that_differ_become_their_mean_for_another_number(tmp_path: P
 
         return run
 
-    on_ranks(script(None), 3)
-    assert on_ranks(script(tmp_path / "c"), 3) == [0, 1, 2]
-    assert on_ranks(script(tmp_path / "c"), 2) == [1, 1]
+    run_script(script(None), 3)
+    assert run_script(script(tmp_path / "c"), 3) == [0, 1, 2]
+    assert run_script(script(tmp_path / "c"), 2) == [1, 1]
     assert read_state_dict(tmp_path / "c")["1.running_mean"][0] == 1
 
 
 @pytest.mark.parametrize("plan", ["data consistency=local(4)", "data consistency=elastic(4)"])
 def test_relaxed_ranks_go_on_with_their_own_and_others_with_what_all_stand_for(tmp_path: Path, plan: str) -> None:
-    own = on_ranks(woven_script(plan, range(2), target=tmp_path / "c", differs=True), 2)
+    own = run_script(woven_script(plan, range(2), target=tmp_path / "c", differs=True), 2)
     assert not torch.equal(own[0]["0.weight"], own[1]["0.weight"])
-    again = on_ranks(woven_script(plan, range(0), source=tmp_path / "c", target=tmp_path / "d"), 2)
+    again = run_script(woven_script(plan, range(0), source=tmp_path / "c", target=tmp_path / "d"), 2)
     check_same(again, own)
     check_same(read_state_dict(tmp_path / "d"), read_state_dict(tmp_path / "c"))
     agreed = read_state_dict(tmp_path / "c")
     for size, other in ((2, "data"), (3, plan), (2, "data consistency=local(8)")):
-        for end in on_ranks(woven_script(other, range(0), source=tmp_path / "c"), size):
+        for end in run_script(woven_script(other, range(0), source=tmp_path / "c"), size):
             check_same(end, agreed)
 
 
@@ -440,11 +440,11 @@ def test_optimizers_of_relaxed_ranks_keep_their_own_or_take_the_mean(tmp_path: P
 
         return run
 
-    own = on_ranks(script(), 2)
-    assert own[0] != own[1] and on_ranks(script(tmp_path / "c"), 2) == own
-    mean = on_ranks(script(tmp_path / "c"), 3)
+    own = run_script(script(), 2)
+    assert own[0] != own[1] and run_script(script(tmp_path / "c"), 2) == own
+    mean = run_script(script(tmp_path / "c"), 3)
     assert mean == [pytest.approx(sum(own) / 2)] * 3
-    assert on_ranks(script(tmp_path / "c", "data"), 2) == mean[:2]
+    assert run_script(script(tmp_path / "c", "data"), 2) == mean[:2]
 
 
 def test_a_plain_state_is_the_same_on_every_rank(tmp_path: Path) -> None:
@@ -460,7 +460,7 @@ def test_a_plain_state_is_the_same_on_every_rank(tmp_path: Path) -> None:
             check_same(copy_of(model), before)
             return found
 
-    states = on_ranks(script, 2)
+    states = run_script(script, 2)
     check_same(states[0], states[1])
     check_same(states[0], read_state_dict(tmp_path / "c"))
     nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), nn.Linear(30, 5)).load_state_dict(states[0])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.script.saved_scripts import on_ranks
+from tests.distributed.script.virtual_script import run_script
 from tests.processes.ranks import run_processes
 from weft.distributed.script.saving_guard import guard_torch_save
 from weft.distributed.script.world import find_world
@@ -30,7 +30,7 @@ def on_guarded_ranks(script: Callable[[int], Any], size: int) -> list[Any]:
         guard_torch_save(world)  # woven twice
         return script(world.rank)
 
-    return on_ranks(guarded, size)
+    return run_script(guarded, size)
 
 
 def in_order(*ranks: int) -> Callable[[int], Iterator[None]]:

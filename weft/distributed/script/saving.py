@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from weft.atomic import use_new_folder
@@ -28,7 +29,7 @@ from weft.distributed.script.saving_loading import restore
 from weft.distributed.script.saving_parts import has_state, state_of
 from weft.distributed.script.saving_reading import Wanted, part_from
 from weft.distributed.script.saving_taking import do_together, take_parts
-from weft.distributed.script.saving_woven import use_buffers_of
+from weft.distributed.script.weaving import Weaving, average_in_host_memory
 from weft.distributed.script.world import find_world
 from weft.errors import UsageError
 from weft.specs import Mesh
@@ -116,7 +117,7 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
     weaving = next((one for one in world.weavings if any(own is model for own in one.models)), None)
     if weaving is None or world.num_ranks == 1:
         return _copy_of(model)
-    with world.meeting("weft.state_dict"), use_buffers_of([weaving]), weaving.use_consensus():
+    with world.meeting("weft.state_dict"), _use_mean_statistics(weaving), weaving.use_consensus():
         return _copy_of(model)
 
 
@@ -135,6 +136,20 @@ def read_state_dict(path: str | os.PathLike[str], part: str = "model") -> Any:
     """
     found = _find(Path(path), Ranks(), Wanted(parts=[part]))
     return part_from(found.progress["parts"][part], found.entries)
+
+
+@contextmanager
+def _use_mean_statistics(weaving: Weaving) -> Iterator[None]:
+    """The mean of running statistics; then each rank has its own again, for to look at a model is not to train it."""
+    buffers = list(weaving.buffers.values())
+    before = [buffer.detach().clone() for buffer in buffers]
+    average_in_host_memory(weaving.world.group, buffers)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, was in zip(buffers, before, strict=True):
+                buffer.copy_(was)
 
 
 def _copy_of(model: nn.Module) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from weft.distributed.script.saving_parts import (
     Brought,
@@ -25,7 +25,6 @@ from weft.distributed.script.saving_woven import (
     bring_optimizer,
     buffers_of,
     facts_of,
-    use_buffers_of,
 )
 from weft.distributed.script.weaving import Weaving
 from weft.errors import StorageError, UsageError
@@ -68,7 +67,6 @@ def take_parts(
     taking = _Taking(parts, weavings, ranks)
     taking.prepare()
     numbers = sorted(set(taking.woven.values()))
-    stack.enter_context(use_buffers_of([weavings[number] for number in numbers]))
     for number in numbers:
         stack.enter_context(weavings[number].use_consensus())
     brought = {name: taking.bring(name) for name in parts}
@@ -94,7 +92,6 @@ class _Taking:
     weavings: Sequence[Weaving]
     ranks: Ranks
     taken: dict[str, Taken] = field(default_factory=dict)
-    buffers: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # of woven models, as they are now
     alike: set[str] = field(default_factory=set)  # parts and buffers that all ranks have alike
 
     def __post_init__(self) -> None:
@@ -114,8 +111,7 @@ class _Taking:
                 raise UsageError(f"name of a part is taken, or has a slash ({name}); choose another")
             digests[name] = ""
             if isinstance(value, nn.Module) and name in self.woven:
-                self.buffers[name] = {key: buffer.detach().clone() for key, buffer in buffers_of(value).items()}
-                for key, buffer in self.buffers[name].items():
+                for key, buffer in buffers_of(value).items():
                     digests[f"{name}/{key}"] = digest_of(Taken(None, {key: buffer}))
             elif name not in self.woven:
                 self.taken[name] = take_part(name, value)
@@ -125,10 +121,9 @@ class _Taking:
 
     def bring(self, name: str) -> Brought:
         value, rank = self.parts[name], self.ranks.mesh.rank
-        if name in self.buffers:
-            weaving = self.weavings[self.woven[name]]
-            alike = {key for key in self.buffers[name] if f"{name}/{key}" in self.alike}
-            return bring_model(name, value, weaving, self.buffers[name], alike)
+        if name in self.woven and isinstance(value, nn.Module):
+            alike = {key.removeprefix(f"{name}/") for key in self.alike if key.startswith(f"{name}/")}
+            return bring_model(name, value, self.weavings[self.woven[name]], alike)
         if name in self.woven:
             return bring_optimizer(name, value, self.weavings[self.woven[name]], self.ranks)
         is_loader = id(value) in self._loaders

@@ -11,8 +11,7 @@ Running statistics that differ are of every rank, and others take the mean. What
 names (`replicas.memory()`), behind `weft/weaving/0/`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,7 +34,6 @@ __all__ = [
     "is_at_servers",
     "memory_name",
     "slots_of",
-    "use_buffers_of",
 ]
 
 
@@ -63,29 +61,13 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
     return {key: value for key, value in state.items() if isinstance(value, Tensor) and id(value) not in parameters}
 
 
-@contextmanager
-def use_buffers_of(weavings: Iterable[Weaving]) -> Iterator[None]:
-    """Put running statistics back in the end: a consensus brings them together in place, and to save must not train."""
-    models = [model for weaving in weavings for model in weaving.models]
-    before = [(buffer, buffer.detach().clone()) for model in models for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, was in before:
-                buffer.copy_(was)
-
-
-def bring_model(
-    name: str, model: nn.Module, weaving: Weaving, buffers: Mapping[str, Tensor], alike: set[str]
-) -> Brought:
+def bring_model(name: str, model: nn.Module, weaving: Weaving, alike: set[str]) -> Brought:
     """A model, while it holds the consensus.
 
     Args:
-        buffers: as they were before.
-        alike: those that all ranks have alike.
+        alike: buffers that all ranks have alike.
     """
-    taken = take_apart(name, {**state_of(model), **buffers})
+    taken, buffers = take_apart(name, state_of(model)), buffers_of(model)
     entries = {}
     for key, tensor in taken.tensors.items():
         buffer = key.removeprefix(f"{name}/")
