@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 import weft
 from tests.distributed.script.virtual_script import run_script
 from weft.distributed.script.saving import load, read_state_dict, save, state_dict
+from weft.distributed.script.weave import weave
 from weft.errors import CorruptFileError, OutOfStepError, StorageError, UsageError
 
 
@@ -36,11 +37,11 @@ def make(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
-    """Steps whose gradients are the same on every rank."""
+    """Steps whose gradients are known beforehand, so that one process and ranks that take the same agree to the bit."""
     for step in steps:
         generator = torch.Generator().manual_seed(step)
-        for parameter in model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimizer.zero_grad()
+        sum((p * torch.randn(p.shape, generator=generator)).sum() for p in model.parameters()).backward()  # type: ignore[union-attr]
         optimizer.step()
 
 
@@ -334,21 +335,22 @@ def test_ranks_that_save_different_things_are_told_apart(tmp_path: Path) -> None
 def woven_script(
     plan: str, steps: range, *, source: Path | None = None, target: Path | None = None, differs: bool = False
 ) -> Callable[[], dict[str, Tensor]]:
-    """Go on from a checkpoint if there is one, train, and save."""
+    """Go on from a checkpoint if there is one, train, and save.
+
+    Args:
+        differs: whether ranks take different gradients.
+    """
 
     def script() -> dict[str, Tensor]:
-        model, optimizer = make()
-        with use_woven(plan, model, optimizer) as woven:
-            if source:
-                load(source, model=model, optimizer=optimizer)
-            train(model, optimizer, steps)
-            woven.num_steps += len(steps)
-            with torch.no_grad():
-                for tensor in model.state_dict().values() if differs else ():
-                    tensor += weft_rank()
-            if target:
-                save(target, model=model, optimizer=optimizer, num_steps=woven.num_steps)
-            return copy_of(model)
+        model, optimizer, _ = weave(*make(), None, plan)
+        if source:
+            load(source, model=model, optimizer=optimizer)
+        train(
+            model, optimizer, range(steps.start + 10 * weft_rank(), steps.stop + 10 * weft_rank()) if differs else steps
+        )
+        if target:
+            save(target, model=model, optimizer=optimizer, rank=weft_rank())
+        return copy_of(model)
 
     return script
 
@@ -359,8 +361,8 @@ def one_process(steps: range) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-@pytest.mark.parametrize(("before", "size"), [("data", 2), ("shard", 2), ("shard", 3)])
-@pytest.mark.parametrize(("after", "new_size"), [("shard", 2), ("shard", 3), ("data", 4)])
+@pytest.mark.parametrize(("before", "size"), [("data", 2), ("shard", 2), ("shard", 4)])
+@pytest.mark.parametrize(("after", "new_size"), [("shard", 2), ("shard", 4), ("data", 4)])
 def test_any_plan_goes_on_from_any_other(tmp_path: Path, before: str, size: int, after: str, new_size: int) -> None:
     run_script(woven_script(before, range(3), target=tmp_path / "a"), size)
     ends = run_script(woven_script(after, range(3, 5), source=tmp_path / "a", target=tmp_path / "b"), new_size)
@@ -369,7 +371,7 @@ def test_any_plan_goes_on_from_any_other(tmp_path: Path, before: str, size: int,
         check_same(end, copy_of(model))
     check_same(read_state_dict(tmp_path / "b", "model"), copy_of(model))
     check_same(read_state_dict(tmp_path / "b", "optimizer"), optimizer.state_dict())
-    assert load(tmp_path / "b") == {"num_steps": 5}
+    assert load(tmp_path / "b") == {"rank": 0}
 
 
 def test_one_process_goes_on_from_shards_and_back(tmp_path: Path) -> None:
@@ -395,15 +397,16 @@ def test_statistics_that_differ_become_their_mean_for_another_number(tmp_path: P
     def script(source: Path | None) -> Callable[[], float]:
         def run() -> float:
             model, optimizer = make()
-            with use_woven("data", model, optimizer):
-                mean = model.state_dict()["1.running_mean"]
-                if source:
-                    load(source, model=model)
-                else:
-                    mean += weft_rank()
-                    save(tmp_path / "c", model=model)
-                    assert mean[0] == weft_rank()  # to save is not to train
-                return mean[0].item()
+            weave(model, optimizer)
+            mean = model.state_dict()["1.running_mean"]
+            if source:
+                load(source, model=model)
+            else:
+                mean += weft_rank()
+                save(tmp_path / "c", model=model)
+                assert state_dict(model)["1.running_mean"][0] == 1
+                assert mean[0] == weft_rank()  # to look at it is not to train
+            return mean[0].item()
 
         return run
 
@@ -413,13 +416,14 @@ def test_statistics_that_differ_become_their_mean_for_another_number(tmp_path: P
     assert read_state_dict(tmp_path / "c")["1.running_mean"][0] == 1
 
 
-@pytest.mark.parametrize("plan", ["data consistency=local(4)", "data consistency=elastic(4)"])
-def test_relaxed_ranks_go_on_with_their_own_and_others_with_what_all_stand_for(tmp_path: Path, plan: str) -> None:
+@pytest.mark.parametrize(
+    "plan", ["data consistency=local(3)", "data consistency=elastic(3)", "data consistency=gossip"]
+)
+def test_relaxed_ranks_go_on_exactly_and_others_from_what_all_stand_for(tmp_path: Path, plan: str) -> None:
+    whole = run_script(woven_script(plan, range(5), differs=True), 2)
     own = run_script(woven_script(plan, range(2), target=tmp_path / "c", differs=True), 2)
     assert not torch.equal(own[0]["0.weight"], own[1]["0.weight"])
-    again = run_script(woven_script(plan, range(0), source=tmp_path / "c", target=tmp_path / "d"), 2)
-    check_same(again, own)
-    check_same(read_state_dict(tmp_path / "d"), read_state_dict(tmp_path / "c"))
+    check_same(run_script(woven_script(plan, range(2, 5), source=tmp_path / "c", differs=True), 2), whole)
     agreed = read_state_dict(tmp_path / "c")
     for size, other in ((2, "data"), (3, plan), (2, "data consistency=local(8)")):
         for end in run_script(woven_script(other, range(0), source=tmp_path / "c"), size):
@@ -430,13 +434,13 @@ def test_optimizers_of_relaxed_ranks_keep_their_own_or_take_the_mean(tmp_path: P
     def script(source: Path | None = None, plan: str = "data consistency=local(4)") -> Callable[[], float]:
         def run() -> float:
             model, optimizer = make()
-            with use_woven(plan, model, optimizer):
-                if source:
-                    load(source, model=model, optimizer=optimizer)
-                else:
-                    train(model, optimizer, range(weft_rank(), weft_rank() + 1))
-                    save(tmp_path / "c", model=model, optimizer=optimizer)
-                return float(optimizer.state[next(model.parameters())]["exp_avg"][0, 0])
+            weave(model, optimizer, None, plan)
+            if source:
+                load(source, model=model, optimizer=optimizer)
+            else:
+                train(model, optimizer, range(weft_rank(), weft_rank() + 1))
+                save(tmp_path / "c", model=model, optimizer=optimizer)
+            return float(optimizer.state[next(model.parameters())]["exp_avg"][0, 0])
 
         return run
 
@@ -447,21 +451,44 @@ def test_optimizers_of_relaxed_ranks_keep_their_own_or_take_the_mean(tmp_path: P
     assert run_script(script(tmp_path / "c", "data"), 2) == mean[:2]
 
 
-def test_a_plain_state_is_the_same_on_every_rank(tmp_path: Path) -> None:
-    def script() -> dict[str, Tensor]:
-        model, optimizer = make()
-        with use_woven("data consistency=elastic(4)", model, optimizer):
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter += weft_rank()
-            before = copy_of(model)
-            save(tmp_path / "c", model=model)
-            found = state_dict(model)
-            check_same(copy_of(model), before)
-            return found
+RELAXED = ["data consistency=local(4)", "data consistency=elastic(4)", "data consistency=gossip"]
+OTHERS = ["data topology=server", "data consistency=async topology=server", "data consistency=gossip(mix=pair)"]
 
-    states = run_script(script, 2)
+
+@pytest.mark.parametrize("plan", ["data", "shard", *RELAXED, *OTHERS])
+def test_a_plain_state_is_the_same_on_every_rank(tmp_path: Path, plan: str) -> None:
+    def script() -> dict[str, Tensor]:
+        model, optimizer, _ = weave(*make(), None)
+        train(model, optimizer, range(weft_rank(), weft_rank() + 2))
+        before = copy_of(model)
+        save(tmp_path / "c", model=model)
+        found = state_dict(model)
+        check_same(copy_of(model), before)
+        return found
+
+    states = run_script(script, 2, plan)
     check_same(states[0], states[1])
     check_same(states[0], read_state_dict(tmp_path / "c"))
-    nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), nn.Linear(30, 5)).load_state_dict(states[0])
-    check_same(weft.state_dict(make()[0]), copy_of(make()[0]))
+
+
+def test_a_plain_state_fits_a_plain_model(tmp_path: Path) -> None:
+    model, other = make()[0], make(seed=1)[0]
+    other.load_state_dict(weft.state_dict(model))
+    check_same(copy_of(other), copy_of(model))
+
+
+@pytest.mark.parametrize("plan", ["data", "shard"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_servers_and_pairs_hand_over_and_take_over(tmp_path: Path, plan: str, other: str) -> None:
+    def going_on() -> Any:
+        model, optimizer, _ = weave(*make(seed=5), None)
+        load(tmp_path / "a", model=model, optimizer=optimizer)
+        save(tmp_path / "b", model=model, optimizer=optimizer)
+        return copy_of(model)
+
+    run_script(woven_script(plan, range(3), target=tmp_path / "a"), 2)
+    for end in run_script(going_on, 2, other):
+        check_same(end, read_state_dict(tmp_path / "a"))
+    check_same(read_state_dict(tmp_path / "b", "optimizer"), read_state_dict(tmp_path / "a", "optimizer"))
+    ends = run_script(woven_script(plan, range(3, 5), source=tmp_path / "b"), 2)
+    check_same(ends, [copy_of(one_process(range(5))[0])] * 2)
