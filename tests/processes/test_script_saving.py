@@ -10,10 +10,8 @@ from tests.processes.ranks import run_processes
 
 FAULTS = [  # who is killed, before or after what, and whether the new one is whole by then
     (0, "save_file", False, False),
-    (0, "write_index", True, False),
     (0, "replace", True, False),
     (0, "replace", False, True),
-    (1, "save_file", True, False),
     (1, "sync", False, False),
 ]
 

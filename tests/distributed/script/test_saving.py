@@ -430,6 +430,39 @@ def test_relaxed_ranks_go_on_exactly_and_others_from_what_all_stand_for(tmp_path
             check_same(end, agreed)
 
 
+@pytest.mark.parametrize(
+    "plan", ["data topology=server", "data compress=bf16", "data consistency=local(3) compress=bf16"]
+)
+def test_what_a_plan_remembers_goes_on(tmp_path: Path, plan: str) -> None:
+    whole = run_script(woven_script(plan, range(6), differs=True), 2, plan)
+    run_script(woven_script(plan, range(3), target=tmp_path / "c", differs=True), 2, plan)
+    check_same(run_script(woven_script(plan, range(3, 6), source=tmp_path / "c", differs=True), 2, plan), whole)
+
+
+def test_several_models_and_optimizers_go_by_any_names(tmp_path: Path) -> None:
+    def script(steps: range, *, is_first: bool) -> Callable[[], Any]:
+        def run() -> Any:
+            pairs = [make(), make(1)]
+            (one, two), (first, second), _ = weave([m for m, _ in pairs], [o for _, o in pairs])
+            parts = {"net_d": one, "net_g": two, "opt_d": first, "opt_g": second}
+            if not is_first:
+                load(tmp_path / "c", **parts)
+            train(one, first, steps)
+            train(two, second, steps)
+            if is_first:
+                save(tmp_path / "c", **parts)
+            return copy_of(one), copy_of(two)
+
+        return run
+
+    run_script(script(range(2), is_first=True), 2)
+    ends = run_script(script(range(2, 4), is_first=False), 4)
+    for seed, end in enumerate(ends[3]):
+        model, optimizer = make(seed)
+        train(model, optimizer, range(4))
+        check_same(end, copy_of(model))
+
+
 def test_optimizers_of_relaxed_ranks_keep_their_own_or_take_the_mean(tmp_path: Path) -> None:
     def script(source: Path | None = None, plan: str = "data consistency=local(4)") -> Callable[[], float]:
         def run() -> float:
