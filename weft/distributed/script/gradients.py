@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from weft.distributed.placement import DataParallel
-from weft.distributed.script.loaders import SharedLoader
+from weft.distributed.script.shares import BatchShare
 from weft.graph import State
 from weft.torch_private import shares_memory
 
@@ -21,10 +21,10 @@ class GradientHooks:
     all ranks, and averaging it once more changes nothing.
     """
 
-    def __init__(self, replicas: DataParallel, model: nn.Module, loader: SharedLoader, keep: object) -> None:
+    def __init__(self, replicas: DataParallel, model: nn.Module, share: BatchShare, keep: object) -> None:
         self._keep = keep
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._loader = loader
+        self._share = share
         self._is_running = False
         self._untouched: set[str] = set()  # by the backward that runs
         replicas.join(State(dict(model.named_parameters()), dict(model.named_buffers()), torch.empty(0)))
@@ -36,7 +36,7 @@ class GradientHooks:
         def add(parameter: Tensor) -> None:
             if not self._is_running:
                 self._is_running, self._untouched = True, set(self._parameters)
-                self._exchange.begin(self._loader.weight)
+                self._exchange.begin(self._share.weight)
                 # autograd calls it when the whole of this backward is done, as DDP has it do.
                 Variable._execution_engine.queue_callback(self._end)
             # Views on the way back give two parameters one piece of memory, which would be averaged twice in place.
