@@ -6,8 +6,8 @@ from typing import Any, final
 
 from tests.distributed.virtual_plan import FREE
 from weft.distributed.group import AbstractGroup
+from weft.distributed.script.batch_share import BatchShare
 from weft.distributed.script.epochs import AbstractEpochs
-from weft.distributed.script.shares import BatchShare
 from weft.distributed.script.world import World, find_world, use_world
 from weft.distributed.virtual import run_virtual
 from weft.simulation.place import VirtualPlace
@@ -32,7 +32,7 @@ class Noted(AbstractEpochs):
 
     def __init__(self, weight: Callable[[Any], Any] | None = None, to_skip: tuple[int, ...] = ()) -> None:
         self.notes: list[str] = []
-        self._share = BatchShare(find_world(), weight)
+        self._share = BatchShare(find_world().num_ranks, weight)
         self._to_skip = iter(to_skip)
         find_world().weavings.append(self)
 

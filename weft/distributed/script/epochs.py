@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 
-from weft.distributed.script.shares import BatchShare
+from weft.distributed.script.batch_share import BatchShare
 
 __all__ = ["AbstractEpochs"]
 

@@ -8,6 +8,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from weft.distributed.script.epochs import AbstractEpochs
 from weft.distributed.script.feeds import generators_of, has_length, make_feed
+from weft.distributed.script.shares import hand_out
 from weft.distributed.script.world import World
 from weft.errors import UsageError
 
@@ -77,7 +78,7 @@ class TrainingLoader:
         share, to_skip = self._epochs.share, 0
         try:
             for batch, own, whole, _ in batches:
-                share.hand_out(batch, own, whole)
+                hand_out(self._world, share, batch, own, whole)
                 self._done += 1
                 to_skip = to_skip or self._epochs.num_to_skip()
                 if to_skip:

@@ -13,6 +13,7 @@ from weft.distributed.group.calls import Recv, Send
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.script.carrying import broadcast_bytes, home_of
 from weft.distributed.script.cutting import cut, num_samples, part_of
+from weft.distributed.script.shares import hand_out
 from weft.distributed.script.trees import (
     Outline,
     as_json,
@@ -68,7 +69,7 @@ def _hand_out(world: World, batch: Any, part: tuple[int, int]) -> None:
         return
     world.part = part
     for weaving in world.weavings:
-        weaving.share.hand_out(batch, *part)
+        hand_out(world, weaving.share, batch, *part)
 
 
 def _share(group: AbstractGroup, batch: Any, dim: int) -> tuple[Any, tuple[int, int]]:
