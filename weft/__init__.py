@@ -4,10 +4,10 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from weft.distributed.script.saving import load, read_state_dict, save, state_dict
     from weft.distributed.script.evaluation import evaluation
     from weft.distributed.script.over_ranks import barrier, broadcast, gather, mean, print, sum
-    from weft.distributed.script.shares import share
+    from weft.distributed.script.saving import load, read_state_dict, save, state_dict
+    from weft.distributed.script.sharing import share
     from weft.distributed.script.weave import weave
     from weft.errors import WeftError
     from weft.graph import capture, loop
@@ -79,7 +79,7 @@ _HOMES = {
     "print": "weft.distributed.script.over_ranks",
     "read_state_dict": "weft.distributed.script.saving",
     "save": "weft.distributed.script.saving",
-    "share": "weft.distributed.script.shares",
+    "share": "weft.distributed.script.sharing",
     "state_dict": "weft.distributed.script.saving",
     "sum": "weft.distributed.script.over_ranks",
     "weave": "weft.distributed.script.weave",
