@@ -123,11 +123,11 @@ class _OwnBatches:
         with self._world.waiting("order of an evaluation", group):
             source: Any = ([index] for index in self._loader.sampler) if batches is None else batches
             drawn = draw_order(group, source).batches
-        if batches is None:
-            return (index for (index,) in drawn[span(len(drawn), group.rank, group.size)])
         if _is_plain(self._loader):
-            return iter(block_of(drawn, group.rank, group.size))
-        return iter(drawn[span(len(drawn), group.rank, group.size)])
+            yield from block_of(drawn, group.rank, group.size)
+        else:
+            for batch in drawn[span(len(drawn), group.rank, group.size)]:
+                yield batch[0] if batches is None else batch
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:
