@@ -80,8 +80,7 @@ class EvaluationLoader:
         if group.size == 1 or isinstance(self._loader.dataset, IterableDataset):
             return len(self._loader)
         if batches is None or not _is_plain(self._loader):
-            own = span(len(self._loader), group.rank, group.size)
-            return own.stop - own.start
+            return len(range(len(self._loader))[span(len(self._loader), group.rank, group.size)])
         size = self._loader.batch_size or 1
         total = len(self._loader.sampler)  # type: ignore[arg-type]  # a sampler that has no length has no end
         if self._loader.drop_last:
