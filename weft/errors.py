@@ -92,6 +92,8 @@ class OutOfStepError(UsageError):
 
     is_witness = True
 
+    is_witness = True  # all ranks raise it; one that failed by itself knows better
+
 
 class CompilerError(WeftError):
     """There is no C++ compiler, or it refuses a source; holds what it said."""

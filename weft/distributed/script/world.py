@@ -15,6 +15,7 @@ from typing import final
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.place import AbstractPlace, LaunchedPlace
+from weft.distributed.script.epochs import AbstractEpochs
 from weft.distributed.script.in_step import NO_FACTS, Facts, InStep
 from weft.distributed.script.whereabouts import Closable
 from weft.specs import Plan, parse_plan_for
@@ -40,6 +41,8 @@ class World:
         self.place = place
         self.plan = plan
         self.num_ranks = place.size if plan is None else plan.num_ranks
+        self.weavings: list[AbstractEpochs] = []
+        self._due: list[AbstractEpochs] = []
         self._group: AbstractGroup | None = None
         self.in_step = InStep(place, self.num_ranks, lambda: self.group)
 
@@ -58,9 +61,20 @@ class World:
     @property
     def group(self) -> AbstractGroup:
         """All ranks, for calls of the script and no others. The first use is a collective call of all processes."""
-        if self._group is None:  # cached_property would lock out the threads of other virtual ranks
+        if self._group is None:  # not a cached_property: its lock, one for all objects, would hold up virtual ranks
             self._group = self.place.open_world(self.num_ranks) or SoloGroup()
         return self._group
+
+    def owe_end(self, epochs: AbstractEpochs) -> None:
+        """An epoch was left early. Its end has to wait: nothing may be sent while an iterator is closed, because the
+        exception of one rank alone closes it too."""
+        if epochs not in self._due:
+            self._due.append(epochs)
+
+    def settle(self) -> None:
+        """Carry out what is due. Every call that all ranks make together begins with it."""
+        while self._due:
+            self._due.pop(0).end_epoch()
 
     def meeting(self, kind: str, facts: Facts = NO_FACTS, *, same_line: bool = True) -> AbstractContextManager[None]:
         """Around every call that the script makes on all ranks over the world's group.
