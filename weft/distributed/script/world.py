@@ -16,6 +16,7 @@ from typing import final
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.place import AbstractPlace, LaunchedPlace
+from weft.distributed.script.supervision import Supervision, find_supervision
 from weft.specs import Plan, as_plan
 from weft.specs.axes import DEGREES
 
@@ -43,11 +44,15 @@ class World:
 
     Args:
         plan: the one that the command gave, which goes before the script's own.
+        supervision: by the command.
     """
 
-    def __init__(self, place: AbstractPlace, plan: Plan | None = None) -> None:
+    def __init__(
+        self, place: AbstractPlace, plan: Plan | None = None, supervision: Supervision | None = None
+    ) -> None:
         self.place = place
         self.plan = plan
+        self.supervision = supervision or Supervision()
         self.num_ranks = place.size if plan is None else plan.num_ranks
 
     @property
@@ -79,7 +84,8 @@ def find_world() -> World:
         return found
     if not _process:
         place, given = LaunchedPlace(), os.environ.get(PLAN_VARIABLE)
-        _process.append(World(place, parse_plan_for(given, place.size) if given else None))
+        plan = parse_plan_for(given, place.size) if given else None
+        _process.append(World(place, plan, find_supervision(place.rank)))
     return _process[0]
 
 
