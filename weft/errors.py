@@ -125,13 +125,18 @@ class DeadlineError(TrainingError):
 
 
 class RankFailedError(TrainingError):
-    """The first failure among the ranks: the rank, its own traceback, and the exit code it would have had alone."""
+    """The first failure among the ranks: the rank, its own traceback, and the exit code it would have had alone.
 
-    def __init__(self, text: str, rank: int, rank_traceback: str, exit_code: int) -> None:
+    Args:
+        shown: what a user sees of the traceback, and a line for each other rank that failed by itself.
+    """
+
+    def __init__(self, text: str, rank: int, rank_traceback: str, exit_code: int, shown: str = "") -> None:
         super().__init__(text)
         self.rank = rank
         self.rank_traceback = rank_traceback
         self.exit_code = exit_code
+        self.shown = shown
 
 
 class StorageError(TrainingError):

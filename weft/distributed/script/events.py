@@ -140,9 +140,7 @@ def num_rows(inputs: Iterable[Tensor]) -> int:
     return next((len(tensor) for tensor in inputs if tensor.dim()), 0)
 
 
-def observe(
-    tell: Observer, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-) -> None:
+def observe(tell: Observer, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Tell of all that these models and optimizers do from now on; `weave` calls it last."""
     woven = Woven(models, tuple(optimizers))
     tell(woven)

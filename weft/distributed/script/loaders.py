@@ -10,6 +10,8 @@ from torch.utils.data import DataLoader
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.statistics import average_statistics
+from weft.distributed.script.events import BatchTaken
+from weft.distributed.script.world import find_world
 from weft.training.sampling import share
 
 __all__ = ["SharedLoader"]
@@ -40,6 +42,7 @@ class SharedLoader:
         for batch in self._loader:
             # Workers fetch ahead, so the weight of a batch waits in line until the batch itself is given out.
             self.weight = self._weights.popleft()
+            find_world().supervision.tell(BatchTaken(batch))
             yield batch
         average_statistics(self._group, self._statistics)  # all ranks are here, and an evaluation may follow
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 -- as everybody does
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 __all__ = ["NoRandomness", "turn_off_dropout"]

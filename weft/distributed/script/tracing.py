@@ -1,10 +1,10 @@
 """The trace of a script's first steps on one rank, for `weft prove`: written to a file, and the script is ended.
 
-    request.json          written by who asks: steps, seed, and what is to be changed in the script (an experiment)
-    rank-R.safetensors    STEP/NAME            parameters after every update (step 0: before the first)
-                          STEP/gradient NAME   the gradient that the update was made with
-                          first/NAME           this rank's own gradient, of the first backward alone
-    rank-R.json           facts: what the models were given, and whether random numbers were drawn
+request.json          written by who asks: steps, seed, and what is to be changed in the script (an experiment)
+rank-R.safetensors    STEP/NAME            parameters after every update (step 0: before the first)
+                      STEP/gradient NAME   the gradient that the update was made with
+                      first/NAME           this rank's own gradient, of the first backward alone
+rank-R.json           facts: what the models were given, and whether random numbers were drawn
 """
 
 import hashlib

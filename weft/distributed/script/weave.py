@@ -16,11 +16,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from weft.distributed.place import LaunchedPlace
 from weft.distributed.placement import DataParallel
 from weft.distributed.realise import RunSpec, realise
+from weft.distributed.script.events import name_models, observe
 from weft.distributed.script.gradients import GradientHooks
 from weft.distributed.script.loaders import SharedLoader
-from weft.distributed.script.world import parse_plan_for
+from weft.distributed.script.world import World, find_world
 from weft.errors import PlanError, UsageError
-from weft.specs import CPU, Plan
+from weft.specs import CPU, Plan, parse_plan_for
 from weft.training.process import keep_freed_memory
 
 __all__ = ["weave"]
@@ -48,21 +49,31 @@ def weave(
 
         model, optimizer, loader = weft.weave(model, optimizer, loader, plan="data")
     """
-    place = LaunchedPlace()
-    wanted = _plan_for(plan, place.size)
+    world = find_world()
+    place = world.place
+    wanted = _plan_for(world.plan or plan, place.size)
     if place.size == 1:
+        _observe(world, model, optimizer)
         return model, optimizer, loader
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise UsageError("loader has no batches of indices to share (an iterable data set); give it a map-style one")
     _check_has_end(loader)
     keep_freed_memory()
-    realised = realise(wanted, LaunchedPlace(place.launch, _device_of(model)), RunSpec(whole_gradients=True))
+    if isinstance(place, LaunchedPlace):
+        place = LaunchedPlace(place.launch, _device_of(model))
+    realised = realise(wanted, place, RunSpec(whole_gradients=True))
     replicas = realised.__enter__()  # until the process ends
     assert isinstance(replicas, DataParallel), "other plans have been refused"
     replicas.placement.take_over(optimizer, dict(model.named_parameters()))  # first, for it may refuse
     shared = SharedLoader(loader, replicas.group, tuple(model.buffers()))
     GradientHooks(replicas, model, shared, keep=realised)
+    _observe(world, model, optimizer)
     return model, optimizer, shared
+
+
+def _observe(world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if world.supervision.observers:
+        observe(world.supervision.tell, name_models([model]), [optimizer])
 
 
 def _plan_for(plan: Plan | str, num_ranks: int) -> Plan:

@@ -17,22 +17,12 @@ from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.place import AbstractPlace, LaunchedPlace
 from weft.distributed.script.supervision import Supervision, find_supervision
-from weft.specs import Plan, as_plan
-from weft.specs.axes import DEGREES
+from weft.specs import Plan, parse_plan_for
 
-__all__ = ["PLAN_VARIABLE", "World", "find_world", "parse_plan_for", "use_world"]
+__all__ = ["PLAN_VARIABLE", "World", "find_world", "use_world"]
 
 PLAN_VARIABLE = "WEFT_PLAN"
 """The plan that `weft launch --plan` gives to the ranks."""
-
-
-def parse_plan_for(plan: Plan | str, num_ranks: int) -> Plan:
-    """A plan, in which a degree without a number stands for all ranks.
-
-    >>> str(parse_plan_for("data topology=ring", 4))
-    'data=4 topology=ring'
-    """
-    return as_plan(" ".join(f"{word}={num_ranks}" if word in DEGREES else word for word in str(plan).split()))
 
 
 @final
@@ -47,9 +37,7 @@ class World:
         supervision: by the command.
     """
 
-    def __init__(
-        self, place: AbstractPlace, plan: Plan | None = None, supervision: Supervision | None = None
-    ) -> None:
+    def __init__(self, place: AbstractPlace, plan: Plan | None = None, supervision: Supervision | None = None) -> None:
         self.place = place
         self.plan = plan
         self.supervision = supervision or Supervision()
