@@ -149,11 +149,13 @@ def _use_supervision() -> Iterator[None]:
     from weft.distributed.script.events import ScriptEnded
     from weft.distributed.script.world import find_world
 
-    world = find_world()
+    supervision = find_world().supervision
+    if supervision.is_silent:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
         yield
     finally:
-        world.supervision.tell(ScriptEnded())
+        supervision.tell(ScriptEnded())
 
 
 def _is_alone() -> bool:

@@ -42,10 +42,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Woven:
-    """The script has woven; models by the beginning of their parameters' names."""
+    """The script has woven, by this plan; models by the beginning of their parameters' names."""
 
     models: Mapping[str, nn.Module]
     optimizers: tuple[torch.optim.Optimizer, ...]
+    plan: str
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -140,11 +141,13 @@ def num_rows(inputs: Iterable[Tensor]) -> int:
     return next((len(tensor) for tensor in inputs if tensor.dim()), 0)
 
 
-def observe(tell: Observer, models: Mapping[str, nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+def observe(
+    tell: Observer, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], plan: str
+) -> None:
     """Tell of all that these models and optimizers do from now on; `weave` calls it last."""
-    woven = Woven(models, tuple(optimizers))
+    woven = Woven(name_models(models), tuple(optimizers), plan)
     tell(woven)
-    for model in models.values():
+    for model in models:
         model.register_forward_pre_hook(_forward_began(tell), with_kwargs=True)
         model.register_forward_hook(_forward_ended(tell), with_kwargs=True)
     backward = _Backward(tell)

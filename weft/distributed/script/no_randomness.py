@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["NoRandomness", "turn_off_dropout"]
+__all__ = ["NoRandomness", "turn_off_dropout", "use_no_randomness"]
 
 
 def _first(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -67,6 +67,12 @@ class NoRandomness(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return MEANS.get(func, func)(*args, **(kwargs or {}))
+
+
+def use_no_randomness() -> None:
+    """From now on, in this thread."""
+    mode: Any = NoRandomness()
+    mode.__enter__()
 
 
 def turn_off_dropout(model: nn.Module) -> None:

@@ -33,12 +33,14 @@ class Supervision:
         changes: arguments of `weave` that take the place of the script's.
         run: the folder in which servers and pairs record what they decide.
         replay: the folder of the run whose decisions are repeated.
+        is_silent: what the script prints is not shown.
     """
 
     observers: tuple[Observer, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)
     run: Path | None = None
     replay: Path | None = None
+    is_silent: bool = False
 
     def tell(self, event: ScriptEvent) -> None:
         for observer in self.observers:

@@ -33,7 +33,7 @@ from weft.distributed.script.events import (
     Woven,
     num_rows,
 )
-from weft.distributed.script.no_randomness import NoRandomness, turn_off_dropout
+from weft.distributed.script.no_randomness import turn_off_dropout, use_no_randomness
 from weft.distributed.script.supervision import Supervision, supervision_variables
 
 __all__ = ["Counted", "Facts", "StepsDoneError", "TraceRequest", "Tracer", "count_targets", "counts_of", "supervise"]
@@ -145,6 +145,7 @@ class Facts:
     """What was seen on a rank beside its tensors; by step, where it is a list."""
 
     num_woven: int = 0
+    plan: str = ""
     num_batches: int = 0  # that a woven loader or `weft.share` handed out
     has_batch_norm: bool = False
     inputs: list[str] = field(default_factory=list)  # a digest of what the models were given
@@ -204,6 +205,7 @@ class Tracer:
 
     def _see_woven(self, woven: Woven) -> None:
         self._facts.num_woven += 1
+        self._facts.plan = woven.plan
         self._parameters |= woven.parameters
         layers = [layer for model in woven.models.values() for layer in model.modules()]
         self._facts.has_batch_norm |= any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in layers)
@@ -212,7 +214,7 @@ class Tracer:
             for model in woven.models.values():
                 turn_off_dropout(model)
             if self._facts.num_woven == 1:
-                NoRandomness().__enter__()  # until the script ends, in its thread
+                use_no_randomness()
 
     def _see_inputs(self, inputs: tuple[Tensor, ...]) -> None:
         if not torch.is_grad_enabled():
@@ -262,4 +264,4 @@ def _digest_of(tensor: Tensor) -> str:
 def supervise(rank: int, **request: Any) -> Supervision:
     """The supervision of a rank whose steps are traced; arguments are those of `TraceRequest.to_json`."""
     asked = TraceRequest.from_json(request)
-    return Supervision((Tracer(asked, rank),), asked.changes)
+    return Supervision((Tracer(asked, rank),), asked.changes, is_silent=True)

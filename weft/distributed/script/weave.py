@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from weft.distributed.place import LaunchedPlace
 from weft.distributed.placement import DataParallel
 from weft.distributed.realise import RunSpec, realise
-from weft.distributed.script.events import name_models, observe
+from weft.distributed.script.events import observe
 from weft.distributed.script.gradients import GradientHooks
 from weft.distributed.script.loaders import SharedLoader
 from weft.distributed.script.world import World, find_world
@@ -53,7 +53,7 @@ def weave(
     place = world.place
     wanted = _plan_for(world.plan or plan, place.size)
     if place.size == 1:
-        _observe(world, model, optimizer)
+        _observe(world, model, optimizer, wanted)
         return model, optimizer, loader
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise UsageError("loader has no batches of indices to share (an iterable data set); give it a map-style one")
@@ -67,13 +67,13 @@ def weave(
     replicas.placement.take_over(optimizer, dict(model.named_parameters()))  # first, for it may refuse
     shared = SharedLoader(loader, replicas.group, tuple(model.buffers()))
     GradientHooks(replicas, model, shared, keep=realised)
-    _observe(world, model, optimizer)
+    _observe(world, model, optimizer, wanted)
     return model, optimizer, shared
 
 
-def _observe(world: World, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _observe(world: World, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
     if world.supervision.observers:
-        observe(world.supervision.tell, name_models([model]), [optimizer])
+        observe(world.supervision.tell, [model], [optimizer], str(plan))
 
 
 def _plan_for(plan: Plan | str, num_ranks: int) -> Plan:
