@@ -19,6 +19,7 @@ __all__ = [
     "Plan",
     "Quiet",
     "RecipeOrScript",
+    "RecipeOrScriptIfAny",
     "Repeat",
     "Replay",
     "ScriptArguments",
@@ -30,9 +31,9 @@ __all__ = [
     "refuse_options",
 ]
 
-RecipeOrScript = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A built-in name or file.py:function; or a script, file.py.")
-]
+RECIPE_OR_SCRIPT = typer.Argument(metavar="RECIPE", help="A built-in name or file.py:function; or a script, file.py.")
+RecipeOrScript = Annotated[str, RECIPE_OR_SCRIPT]
+RecipeOrScriptIfAny = Annotated[str | None, RECIPE_OR_SCRIPT]
 ScriptArguments = Annotated[
     list[str] | None, typer.Argument(metavar="[-- ARGUMENT]...", help="Of a script, what it gets.")
 ]

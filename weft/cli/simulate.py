@@ -5,7 +5,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.options import Json, Out, Plan, Quiet, Repeat, Replay, Seed, Settings
+from weft.cli.options import (
+    Json,
+    Out,
+    Plan,
+    Quiet,
+    RecipeOrScriptIfAny,
+    Repeat,
+    Replay,
+    ScriptArguments,
+    Seed,
+    Settings,
+    check_no_arguments,
+    is_script,
+    refuse_options,
+)
 
 if TYPE_CHECKING:
     from weft.simulation.simulation import Simulation
@@ -14,7 +28,8 @@ __all__ = ["simulate"]
 
 
 def simulate(
-    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="A built-in name or file.py:function.")] = None,
+    recipe: RecipeOrScriptIfAny = None,
+    arguments: ScriptArguments = None,
     settings: Settings = None,
     plan: Plan = None,
     ranks: Annotated[
@@ -40,7 +55,16 @@ def simulate(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Train on virtual ranks in this process; times in the result are those that the cluster would take."""
+    """Train on virtual ranks in this process; times in the result are those that the cluster would take. A script runs
+    unchanged."""
+    if is_script(recipe):
+        unused = {"--set": settings, "--repeat": repeat, "--seed": seed, "--out": out, "--replay": replay}
+        refuse_options("simulate", unused)
+        _simulate_script(
+            Path(str(recipe)), arguments or [], plan, ranks, cluster, compute_seconds, stragglers, fail, json=json
+        )
+        return
+    check_no_arguments(recipe, arguments)
     from weft.console import error_console
     from weft.distributed.virtual import TEN_GIGABIT
     from weft.planning.cluster import read_cluster
@@ -80,6 +104,61 @@ def simulate(
         typer.echo(finding, err=True)
         raise typer.Exit(0 if is_same else 1)
     raise typer.Exit(0 if simulation.record.accepted else 1)
+
+
+def _simulate_script(
+    path: Path,
+    arguments: list[str],
+    plan: str | None,
+    ranks: int | None,
+    cluster: Path | None,
+    compute_seconds: float | None,
+    stragglers: str | None,
+    fail: str | None,
+    *,
+    json: bool,
+) -> None:
+    from weft.cli.output import print_json, print_tables
+    from weft.console import error_console
+    from weft.distributed.virtual import TEN_GIGABIT
+    from weft.planning.cluster import read_cluster
+    from weft.planning.network import network_of
+    from weft.report.table import aligned, section
+    from weft.runs.script import Script, choose_plan
+    from weft.simulation.script import simulate_script
+    from weft.simulation.stragglers import parse_failures, parse_stragglers
+
+    Script(str(path)).check()
+    chosen = choose_plan(plan or "data", ranks)
+    assert chosen is not None, "a plan was given"
+    simulation = simulate_script(
+        path,
+        arguments,
+        plan=chosen,
+        network=TEN_GIGABIT if cluster is None else network_of(read_cluster(cluster)),
+        compute=compute_seconds,
+        stragglers=parse_stragglers(stragglers) if stragglers else (),
+        faults=parse_failures(fail, chosen.num_ranks) if fail else (),
+    )
+    facts = {
+        "ranks": simulation.num_ranks,
+        "steps": simulation.num_steps,
+        "virtual_seconds": simulation.virtual_seconds,
+        "step_seconds": simulation.step_seconds,
+        "compute_seconds": simulation.compute_seconds,
+        "waiting_share": simulation.waiting_share,
+        "bytes_sent": simulation.num_bytes,
+        "messages": simulation.num_messages,
+        "events": simulation.num_events,
+    }
+    if json:
+        costs = {"network": simulation.network, "compute": simulation.compute, "digests": simulation.digests}
+        print_json({"script": str(path), "plan": simulation.plan, "simulation": facts | costs})
+    else:
+        rows = [(name.replace("_", " "), _format(value)) for name, value in facts.items()]
+        print_tables(section(f"simulated: {path}  {simulation.plan}; times are virtual", aligned("lr", rows)))
+    # Not with the result, which is the same every time.
+    error_console().print(f"simulated in {simulation.real_seconds:.3g} s")
 
 
 def _print_result(simulation: "Simulation", path: Path, *, json: bool) -> None:
