@@ -134,7 +134,7 @@ def _find_interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
 
 
 def _tell_torchrun(text: str) -> None:
-    """torchrun takes any exit code but 0 for a crash, and shows its own stack; but with it what it finds in this file."""
+    """torchrun takes any exit code but 0 for a crash and shows its own stack; and what it finds in this file."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if file:
         message = {"message": text, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}

@@ -7,7 +7,7 @@ from pathlib import Path
 from traceback import FrameSummary, TracebackException
 from typing import Any
 
-from weft.errors import PeerLostError, TrainingError, WeftError
+from weft.errors import TrainingError, WeftError
 
 __all__ = ["Failure", "Frame", "describe", "find_cause"]
 
@@ -86,7 +86,7 @@ def describe(error: BaseException, rank: int) -> Failure:
         _text_of(error) if is_ours else f"{kind}: {_text_of(error)}".removesuffix(": "),
         whole,
         error.exit_code if isinstance(error, WeftError) else TrainingError.exit_code,
-        isinstance(error, PeerLostError),
+        isinstance(error, WeftError) and error.is_witness,
         shown,
         frames[-MOST_FRAMES:],
     )

@@ -34,6 +34,7 @@ def run_rank(folder: Path, rank: int) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
+        sys.last_value = error  # as Python does, for what still runs when the process ends
         failure = describe(error, rank)
         write_json(folder / f"failure-{rank}.json", asdict(failure))
         return failure.exit_code

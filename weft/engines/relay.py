@@ -1,4 +1,4 @@
-"""What ranks print, on its way through the launcher: shown as it comes or line by line with the rank in front, and kept.
+"""The output of ranks on its way through the launcher: shown as it comes or line by line behind the rank, and kept.
 
     rank ---> out-RANK, err-RANK ---> launcher -+-> its own output   `[rank 1] epoch 3`, whole lines only
               a FIFO, or a terminal             +-> rank-RANK.log    every byte, also what libraries print past Python

@@ -168,7 +168,7 @@ def choose_plan(text: str | None, workers: int | None) -> "Plan | None":
     """The plan that a command gives to a script; None where it leaves that to the script.
 
     Args:
-        text: a plan, whose degrees may lack their numbers; those without one, or all where none is named, are `workers`.
+        text: a plan, whose degrees may lack their numbers, which is then `workers`; where none is named, it is `data`.
 
     Raises:
         PlanError: there is no such plan.
