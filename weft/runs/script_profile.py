@@ -1,7 +1,7 @@
 """Where the time of a script's steps goes: by part of its loop, and by operator.
 
-    loop         data | forward | loss and backward | communication | update | rest       so many steps, undisturbed
-    operators    aten.addmm 12 calls ...                                                  as many again, each call timed
+    loop         data | forward | loss and backward | communication | update | rest       every other step, undisturbed
+    operators    aten.addmm 12 calls ...                                                  steps between, call by call
 
 Of ranks, rank 0's. Communication is what a rank waits for after its own backward; where ranks do not meet there
 (servers, averaging), it is part of the update.
@@ -114,8 +114,8 @@ class LoopProfile:
         self._marked = time.perf_counter()
         self._parts: dict[str, float] = defaultdict(float)
         self._steps: list[dict[str, float]] = []
+        self._num_steps_seen = 0
         self._operators = OperatorTimes()
-        self._mode: Any = None
         self._is_written = False
 
     def __call__(self, event: ScriptEvent) -> None:
@@ -133,14 +133,14 @@ class LoopProfile:
             self._write()
 
     def _end_step(self) -> None:
-        self._steps.append(dict(self._parts))
-        self._parts.clear()
-        number = len(self._steps)
-        if number == NUM_WARM_UPS + self._num_steps:
-            self._mode = self._operators
-            self._mode.__enter__()
-        elif number > NUM_WARM_UPS + self._num_steps:
+        self._num_steps_seen += 1
+        if self._operators.is_on:
+            self._operators.leave()
             self._operators.num_steps += 1
+        elif self._num_steps_seen > NUM_WARM_UPS:
+            self._steps.append(dict(self._parts))
+            self._operators.enter()
+        self._parts.clear()
         if self._operators.num_steps == self._num_steps:
             self._write()
             raise StepsDoneError
@@ -148,13 +148,11 @@ class LoopProfile:
 
     def _write(self) -> None:
         """What there is, of a script that ended before."""
-        if self._mode is not None:
-            self._mode.__exit__(None, None, None)
-            self._mode = None
-        plain = self._steps[NUM_WARM_UPS : NUM_WARM_UPS + self._num_steps]
-        if self._file is not None and plain and not self._is_written:
+        if self._operators.is_on:
+            self._operators.leave()
+        if self._file is not None and self._steps and not self._is_written:
             self._is_written = True
-            write_json(self._file, {"steps": plain, "operators": self._operators.rows()})
+            write_json(self._file, {"steps": self._steps, "operators": self._operators.rows()})
 
 
 def _part_before(event: ScriptEvent) -> str:
@@ -196,8 +194,18 @@ class OperatorTimes(DispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.part = "rest"
-        self.num_steps = 0
+        self.is_on = False
+        self.num_steps = 0  # that it saw from beginning to end
         self._calls: dict[tuple[str, str], _Calls] = defaultdict(_Calls)
+
+    def enter(self) -> None:
+        """From now on, in this thread."""
+        self.is_on = True
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self) -> None:
+        self.is_on = False
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}

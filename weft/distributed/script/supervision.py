@@ -2,24 +2,26 @@
 
 import json
 import os
+import random
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from weft.distributed.script.events import Observer, ScriptEvent
 from weft.specs.loading import load
 
 __all__ = [
-    "REPLAY_VARIABLE",
-    "RUN_VARIABLE",
     "SUPERVISION_VARIABLE",
     "Supervision",
     "find_supervision",
+    "seed_generators",
     "supervision_variables",
 ]
 
-RUN_VARIABLE, REPLAY_VARIABLE = "WEFT_RUN", "WEFT_REPLAY"
 SUPERVISION_VARIABLE = "WEFT_SUPERVISION"
 """An import path and arguments as JSON, as of a rank program: called with them and the rank, it gives a supervision."""
 
@@ -54,9 +56,16 @@ def supervision_variables(path: str, **arguments: Any) -> dict[str, str]:
 
 def find_supervision(rank: int, environment: Mapping[str, str] = os.environ) -> Supervision:
     """That which the environment tells of."""
-    if SUPERVISION_VARIABLE in environment:
-        asked = json.loads(environment[SUPERVISION_VARIABLE])
-        found: Supervision = load(asked["path"])(rank=rank, **asked["arguments"])
-        return found
-    run, replay = (Path(environment[name]) if name in environment else None for name in (RUN_VARIABLE, REPLAY_VARIABLE))
-    return Supervision(run=run, replay=replay)
+    if SUPERVISION_VARIABLE not in environment:
+        return Supervision()
+    asked = json.loads(environment[SUPERVISION_VARIABLE])
+    found: Supervision = load(asked["path"])(rank=rank, **asked["arguments"])
+    return found
+
+
+def seed_generators(seed: int) -> None:
+    """Of torch, Python and NumPy, so that a script that does not seed them begins the same twice."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)

@@ -8,8 +8,6 @@ rank-R.json           facts: what the models were given, and whether random numb
 """
 
 import hashlib
-import random
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,7 +32,7 @@ from weft.distributed.script.events import (
     num_rows,
 )
 from weft.distributed.script.no_randomness import turn_off_dropout, use_no_randomness
-from weft.distributed.script.supervision import Supervision, supervision_variables
+from weft.distributed.script.supervision import Supervision, seed_generators, supervision_variables
 
 __all__ = ["Counted", "Facts", "StepsDoneError", "TraceRequest", "Tracer", "count_targets", "counts_of", "supervise"]
 
@@ -171,7 +169,6 @@ class Tracer:
         self._digest = hashlib.sha256()
         self._rows = 0
         self._random_state = ""
-        self._seed_all()
 
     def __call__(self, event: ScriptEvent) -> None:
         match event:
@@ -196,12 +193,6 @@ class Tracer:
                 self._write()
             case _:
                 pass
-
-    def _seed_all(self) -> None:
-        torch.manual_seed(self._request.seed)
-        random.seed(self._request.seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(self._request.seed)
 
     def _see_woven(self, woven: Woven) -> None:
         self._facts.num_woven += 1
@@ -264,4 +255,5 @@ def _digest_of(tensor: Tensor) -> str:
 def supervise(rank: int, **request: Any) -> Supervision:
     """The supervision of a rank whose steps are traced; arguments are those of `TraceRequest.to_json`."""
     asked = TraceRequest.from_json(request)
+    seed_generators(asked.seed)
     return Supervision((Tracer(asked, rank),), asked.changes, is_silent=True)
