@@ -27,12 +27,13 @@ __all__ = [
     "find_counts",
     "find_unshared",
     "fit_weights",
+    "is_by_rows",
     "is_mean",
     "is_sum",
     "tokens",
 ]
 
-NEAR = 1e-2
+NEAR, NEARER = 1e-2, 1e-3
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,13 @@ def find_unshared(ranks: Sequence[ScriptTrace], reference: ScriptTrace) -> Cause
 
 
 def draws_equally(ranks: Sequence[ScriptTrace]) -> bool:
-    """Whether ranks that draw random numbers draw the same ones in a step."""
-    for states, draws in zip(
-        zip(*(trace.facts.random_states for trace in ranks), strict=False),
-        zip(*(trace.facts.draws for trace in ranks), strict=False),
-        strict=False,
-    ):
-        if all(draws) and len(set(states)) == 1:
-            return True
-    return False
+    """Whether models draw the same random numbers on all ranks in a step."""
+    num_steps = min(trace.num_steps for trace in ranks)
+    return any(
+        all(trace.facts.model_draws[step] for trace in ranks)
+        and len({trace.facts.random_states[step] for trace in ranks}) == 1
+        for step in range(num_steps)
+    )
 
 
 def fit_weights(ranks: Sequence[Mapping[str, Tensor]], whole: Mapping[str, Tensor]) -> tuple[list[float], float]:
@@ -115,10 +114,17 @@ def is_mean(weights: Sequence[float], left: float) -> bool:
     return left < NEAR and abs(sum(weights) - 1) < NEAR
 
 
+def is_by_rows(ranks: Sequence[ScriptTrace], weights: Sequence[float]) -> bool:
+    """Whether these are the weights that the ranks' parts of a batch have already."""
+    rows = [trace.facts.rows[0] for trace in ranks]
+    total = sum(rows)
+    return total > 0 and all(abs(n / total - weight) < NEARER for n, weight in zip(rows, weights, strict=True))
+
+
 def find_counts(ranks: Sequence[ScriptTrace], weights: Sequence[float]) -> Counted | None:
     """A way to count targets by which the ranks' first batches have these weights; the nearest."""
     counts = [{Counted(**way): number for way, number in trace.facts.counts} for trace in ranks]
-    best, nearest = None, NEAR
+    best, nearest = None, NEARER
     for way in counts[0]:
         numbers = [own.get(way, 0) for own in counts]
         total = sum(numbers)

@@ -28,6 +28,7 @@ from weft.proving.script_causes import (
     find_counts,
     find_unshared,
     fit_weights,
+    is_by_rows,
     is_mean,
     is_sum,
     tokens,
@@ -142,7 +143,7 @@ class _Laboratory:
         if is_sum(weights, left):
             agrees = self._compare(self._trace(self._num_ranks, **changes, loss="sum"), reference).passed
             return ((SUMMED,) if agrees else ()), agrees
-        if not is_mean(weights, left):
+        if not is_mean(weights, left) or is_by_rows(ranks, weights):
             return (), False
         counted = find_counts(ranks, weights)
         if counted is None:

@@ -99,6 +99,8 @@ class StepCharges:
             self._charged = share
 
     def _end(self) -> None:
+        if not self._woven:
+            return
         self._pace.end()
         parameters = [woven.parameters for woven in self._woven]
         self.digest = hash_tensors({f"{i}.{name}": p for i, own in enumerate(parameters) for name, p in own.items()})

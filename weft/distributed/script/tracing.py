@@ -149,7 +149,8 @@ class Facts:
     inputs: list[str] = field(default_factory=list)  # a digest of what the models were given
     rows: list[int] = field(default_factory=list)
     random_states: list[str] = field(default_factory=list)  # digests, before the first forward
-    draws: list[bool] = field(default_factory=list)  # whether random numbers were drawn from there to the update
+    model_draws: list[bool] = field(default_factory=list)  # whether random numbers were drawn from there to the update
+    draws: list[bool] = field(default_factory=list)  # or since the update before, by a sampler maybe
     counts: list[tuple[dict[str, Any], int]] = field(default_factory=list)  # of the first batch
 
 
@@ -168,7 +169,8 @@ class Tracer:
         self._is_written = False
         self._digest = hashlib.sha256()
         self._rows = 0
-        self._random_state = ""
+        self._random_state = ""  # before the first forward of a step
+        self._last_random_state = _digest_of(torch.get_rng_state())
 
     def __call__(self, event: ScriptEvent) -> None:
         match event:
@@ -187,6 +189,9 @@ class Tracer:
             case UpdateBegan():
                 self._num_steps += 1
                 self._keep("gradient ", lambda parameter: parameter.grad)
+                now = _digest_of(torch.get_rng_state())
+                self._facts.model_draws.append(self._random_state not in ("", now))
+                self._facts.draws.append(self._last_random_state != now)
             case UpdateEnded():
                 self._end_step()
             case ScriptEnded():
@@ -222,8 +227,8 @@ class Tracer:
         facts.inputs.append(self._digest.hexdigest())
         facts.rows.append(self._rows)
         facts.random_states.append(self._random_state)
-        facts.draws.append(self._random_state not in ("", _digest_of(torch.get_rng_state())))
         self._digest, self._rows, self._random_state = hashlib.sha256(), 0, ""
+        self._last_random_state = _digest_of(torch.get_rng_state())
         if self._num_steps == self._request.num_steps:
             self._write()
             raise StepsDoneError
