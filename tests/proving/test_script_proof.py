@@ -65,8 +65,12 @@ def test_batches_of_every_rank_are_named(tmp_path: Path) -> None:
 
 
 def test_a_difference_without_known_cause_is_told_as_such(tmp_path: Path) -> None:
-    text = SCRIPT.replace("        optimizer.step()", "        model[0].bias.grad *= weft_size\n        optimizer.step()")
-    proof = prove(tmp_path, text.replace("torch.manual_seed(1)", "import os\nweft_size = int(os.environ['WORLD_SIZE'])"))
+    text = SCRIPT.replace(
+        "        optimizer.step()", "        model[0].bias.grad *= weft_size\n        optimizer.step()"
+    )
+    proof = prove(
+        tmp_path, text.replace("torch.manual_seed(1)", "import os\nweft_size = int(os.environ['WORLD_SIZE'])")
+    )
     assert not proof.passed and proof.causes == ()
     assert proof.finding.startswith("after step 1, gradient 0.bias") and "is off by 1 of" in proof.finding
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from weft.atomic import write_json
-from weft.distributed.script.events import ScriptEnded, ScriptEvent, UpdateEnded, Woven
+from weft.distributed.script.events import ScriptEnded, ScriptEvent, UpdateEnded, Woven, hash_woven
 from weft.distributed.script.supervision import Supervision, seed_generators, supervision_variables
 from weft.errors import CorruptFileError, RunFolderError, UsageError
 from weft.runs.script import Script, choose_plan, launch_script
-from weft.training.results import hash_tensors
 
 if TYPE_CHECKING:
     from weft.specs import Plan
@@ -143,8 +142,6 @@ class EndWriter:
             case UpdateEnded():
                 self._num_updates += 1
             case ScriptEnded() if self._woven:
-                found = [woven.parameters for woven in self._woven]
-                parameters = {f"{i}.{name}": p for i, own in enumerate(found) for name, p in own.items()}
-                write_json(self._file, {"parameters": hash_tensors(parameters), "updates": self._num_updates})
+                write_json(self._file, {"parameters": hash_woven(self._woven), "updates": self._num_updates})
             case _:
                 pass

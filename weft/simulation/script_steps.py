@@ -18,13 +18,13 @@ from weft.distributed.script.events import (
     UpdateBegan,
     UpdateEnded,
     Woven,
+    hash_woven,
     num_rows,
 )
 from weft.distributed.script.tracing import StepsDoneError
 from weft.errors import UsageError
 from weft.simulation.computation import ComputeModel, spread_evenly
 from weft.simulation.pace import Pace
-from weft.training.results import hash_tensors
 
 __all__ = ["StepCharges", "StepTimes", "Stopper", "model_of"]
 
@@ -102,8 +102,7 @@ class StepCharges:
         if not self._woven:
             return
         self._pace.end()
-        parameters = [woven.parameters for woven in self._woven]
-        self.digest = hash_tensors({f"{i}.{name}": p for i, own in enumerate(parameters) for name, p in own.items()})
+        self.digest = hash_woven(self._woven)
 
 
 @dataclass

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
+from weft.training.results import hash_tensors
+
 __all__ = [
     "BackwardEnded",
     "BatchTaken",
@@ -34,6 +36,7 @@ __all__ = [
     "UpdateBegan",
     "UpdateEnded",
     "Woven",
+    "hash_woven",
     "name_models",
     "num_rows",
     "observe",
@@ -130,6 +133,12 @@ def name_models(models: Sequence[nn.Module]) -> dict[str, nn.Module]:
     ([''], ['models[0].', 'models[1].'])
     """
     return {f"models[{number}]." if len(models) > 1 else "": model for number, model in enumerate(models)}
+
+
+def hash_woven(woven: Iterable[Woven]) -> str:
+    """SHA-256 of all parameters, equal exactly when every bit is."""
+    own = [one.parameters for one in woven]
+    return hash_tensors({f"{i}.{name}": parameter for i, found in enumerate(own) for name, parameter in found.items()})
 
 
 def num_rows(inputs: Iterable[Tensor]) -> int:
