@@ -40,6 +40,7 @@ def test_a_step_is_its_computation_and_the_waiting_that_shows(tmp_path: Path) ->
     found = simulate(tmp_path)
     assert 0.01 < found.step_seconds < 0.01 + 4 * 0.001
     assert found.compute_seconds == 0.01 and 0 < found.waiting_share < 0.5
+    assert found.step_seconds == pytest.approx(0.01 + found.exposed_seconds) and found.exposed_seconds > 0
     assert simulate(tmp_path, network=NetworkModel(Link(alpha=0.0, beta=0.0))).step_seconds == pytest.approx(0.01)
 
 

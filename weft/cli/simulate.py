@@ -146,6 +146,8 @@ def _simulate_script(
         "virtual_seconds": simulation.virtual_seconds,
         "step_seconds": simulation.step_seconds,
         "compute_seconds": simulation.compute_seconds,
+        "exposed_seconds": simulation.exposed_seconds,
+        "hidden_seconds": simulation.hidden_seconds,
         "waiting_share": simulation.waiting_share,
         "bytes_sent": simulation.num_bytes,
         "messages": simulation.num_messages,

@@ -44,7 +44,7 @@ class ScriptTrace:
 
 
 def read_script_traces(folder: Path, num_ranks: int) -> list[ScriptTrace]:
-    """What the ranks left in a folder."""
+    """Those that the ranks left in a folder."""
     traces = []
     for rank in range(num_ranks):
         tensors = load_file(folder / f"rank-{rank}.safetensors")

@@ -147,7 +147,7 @@ class LoopProfile:
         self._marked = time.perf_counter()
 
     def _write(self) -> None:
-        """What there is, of a script that ended before."""
+        """As far as it went, of a script that ended before."""
         if self._operators.is_on:
             self._operators.leave()
         if self._file is not None and self._steps and not self._is_written:

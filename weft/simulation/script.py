@@ -27,6 +27,7 @@ from weft.simulation.script_steps import StepCharges, StepTimes, Stopper, model_
 from weft.simulation.stragglers import Straggler, check_ranks, slowness
 from weft.specs import Plan, parse_plan_for
 from weft.training.process import use_threads
+from weft.training.replicas import Traffic
 
 __all__ = ["ScriptSimulation", "simulate_script"]
 
@@ -36,7 +37,7 @@ FREE = ComputeModel(0.0, 0.0, 0.0, {})
 
 @dataclass(frozen=True)
 class ScriptSimulation:
-    """What a script took in virtual time. Steps are rank 0's updates; times of a step are medians."""
+    """The costs of a script in virtual time. Steps are rank 0's updates; times of a step are medians."""
 
     plan: str
     num_ranks: int
@@ -45,8 +46,10 @@ class ScriptSimulation:
     compute: ComputeModel | float
     virtual_seconds: float
     step_seconds: float
-    compute_seconds: float  # of a step
-    waiting_share: float  # of the time from the first batch to the end, a mean over ranks: communication that shows
+    compute_seconds: float  # of a pass and an update
+    exposed_seconds: float  # of a step: rank 0 waited for others
+    hidden_seconds: float  # of a step: messages were under way while rank 0 computed
+    waiting_share: float  # of the time from weave to the end, a mean over ranks
     num_bytes: int  # sent, by all ranks together
     num_messages: int
     num_events: int
@@ -89,6 +92,7 @@ def simulate_script(
     first = found[0] if found else None
     if first is None or not first.digest:
         raise UsageError("script never wove a model, so its ranks share nothing; call weft.weave in it")
+    exposed, hidden = [one.exposed for one in first.traffic], [one.hidden for one in first.traffic]
     steps = [end - start for start, end in zip([first.began, *first.ends], first.ends, strict=False)]
     return ScriptSimulation(
         plan=str(plan),
@@ -97,8 +101,10 @@ def simulate_script(
         network=network,
         compute=model,
         virtual_seconds=max(result.seconds),
-        step_seconds=median(steps) if steps else 0.0,
+        step_seconds=median(steps or [0.0]),
         compute_seconds=model if isinstance(model, float) else model.seconds_per_pass + model.seconds_per_update,
+        exposed_seconds=median(exposed or [0.0]),
+        hidden_seconds=median(hidden or [0.0]),
         waiting_share=fmean(report.idle_share for report in found),
         num_bytes=sum(result.bytes_sent),
         num_messages=result.num_messages,
@@ -110,10 +116,11 @@ def simulate_script(
 
 @dataclass(frozen=True)
 class _Report:
-    """What one rank saw."""
+    """The end of one rank."""
 
     began: float
     ends: list[float]
+    traffic: list[Traffic]
     idle_share: float
     digest: str
 
@@ -144,7 +151,7 @@ class _Program:
             place = VirtualPlace(group, self.faults, compute, shared)
             self._be_rank(place, self.plan, (charges,), is_silent=False)
             idle = pace.idle_shares[0] if pace.idle_shares else 0.0
-            return _Report(charges.began, charges.ends, idle, charges.digest)
+            return _Report(charges.began, charges.ends, charges.traffic, idle, charges.digest)
 
         return self._run(program, self.plan, network, self.faults)
 

@@ -35,7 +35,7 @@ WITHOUT_WORKERS = {
 
 @final
 class ScriptState(AbstractProcessState):
-    """What scripts change of their process as they run."""
+    """All that scripts change of their process as they run."""
 
     def take(self) -> tuple[Any, ...]:
         variables = tuple(os.environ.get(name) for name in VARIABLES)
@@ -86,8 +86,8 @@ class ScriptCode:
 
 @contextmanager
 def use_script_process(path: Path, arguments: Sequence[str]) -> Iterator[TextIO]:
-    """What all ranks have in common: arguments, where imports are looked for, loaders without workers. Gives a stream
-    that goes nowhere."""
+    """A process for all ranks of a script: its arguments, where imports are looked for, loaders without workers. Gives a
+    stream that goes nowhere."""
     before = sys.argv, list(sys.path), torch.get_num_threads()
     sys.argv = [str(path), *arguments]
     if not sys.flags.safe_path:

@@ -25,6 +25,7 @@ from weft.distributed.script.tracing import StepsDoneError
 from weft.errors import UsageError
 from weft.simulation.computation import ComputeModel, spread_evenly
 from weft.simulation.pace import Pace
+from weft.training.replicas import Traffic
 
 __all__ = ["StepCharges", "StepTimes", "Stopper", "model_of"]
 
@@ -47,6 +48,8 @@ class StepCharges:
         self._rows = 0
         self.ends: list[float] = []
         """When each update ended, in virtual time."""
+        self.traffic: list[Traffic] = []
+        """Of the exchange of each step."""
         self.began = 0.0
         self.digest = ""
         """Of the parameters in the end."""
@@ -64,6 +67,7 @@ class StepCharges:
             case UpdateEnded():
                 self._pace.charge(self._model.seconds_per_update)
                 self.ends.append(self._pace.now())
+                self.traffic.append(self._sum_traffic())
                 self._pace.begin_step(len(self.ends))
             case ForwardEnded(inputs):
                 self._see_forward(num_rows(inputs))
@@ -85,6 +89,10 @@ class StepCharges:
         self._woven.append(woven)
         if not isinstance(self._compute, ComputeModel):
             self._compute = spread_evenly(woven.parameters, self._compute)
+
+    def _sum_traffic(self) -> Traffic:
+        found = [woven.traffic() for woven in self._woven]
+        return Traffic(sum(one.exposed for one in found), sum(one.hidden for one in found))
 
     def _see_forward(self, rows: int) -> None:
         if torch.is_grad_enabled():

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
+from weft.training.replicas import Traffic
 from weft.training.results import hash_tensors
 
 __all__ = [
@@ -45,11 +46,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Woven:
-    """The script has woven, by this plan; models by the beginning of their parameters' names."""
+    """The script has woven, by this plan; models by the beginning of their parameters' names. `traffic` tells what the
+    exchange of the last step cost."""
 
     models: Mapping[str, nn.Module]
     optimizers: tuple[torch.optim.Optimizer, ...]
     plan: str
+    traffic: Callable[[], Traffic] = Traffic
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -151,10 +154,14 @@ def num_rows(inputs: Iterable[Tensor]) -> int:
 
 
 def observe(
-    tell: Observer, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], plan: str
+    tell: Observer,
+    models: Sequence[nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    plan: str,
+    traffic: Callable[[], Traffic] = Traffic,
 ) -> None:
     """Tell of all that these models and optimizers do from now on; `weave` calls it last."""
-    woven = Woven(name_models(models), tuple(optimizers), plan)
+    woven = Woven(name_models(models), tuple(optimizers), plan, traffic)
     tell(woven)
     for model in models:
         model.register_forward_pre_hook(_forward_began(tell), with_kwargs=True)

@@ -140,7 +140,7 @@ class TraceRequest:
 
 @dataclass
 class Facts:
-    """What was seen on a rank beside its tensors; by step, where it is a list."""
+    """The observations on a rank beside its tensors; by step, where it is a list."""
 
     num_woven: int = 0
     plan: str = ""

@@ -7,6 +7,7 @@ with N ranks, inside the same lines:
   step        every rank makes the same update
 """
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from weft.distributed.script.world import World, find_world
 from weft.errors import PlanError, UsageError
 from weft.specs import CPU, Plan, parse_plan_for
 from weft.training.process import keep_freed_memory
+from weft.training.replicas import Traffic
 
 __all__ = ["weave"]
 
@@ -67,13 +69,19 @@ def weave(
     replicas.placement.take_over(optimizer, dict(model.named_parameters()))  # first, for it may refuse
     shared = SharedLoader(loader, replicas.group, tuple(model.buffers()))
     GradientHooks(replicas, model, shared, keep=realised)
-    _observe(world, model, optimizer, wanted)
+    _observe(world, model, optimizer, wanted, replicas.traffic)
     return model, optimizer, shared
 
 
-def _observe(world: World, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
+def _observe(
+    world: World,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    plan: Plan,
+    traffic: Callable[[], Traffic] = Traffic,
+) -> None:
     if world.supervision.observers:
-        observe(world.supervision.tell, [model], [optimizer], str(plan))
+        observe(world.supervision.tell, [model], [optimizer], str(plan), traffic)
 
 
 def _plan_for(plan: Plan | str, num_ranks: int) -> Plan:
