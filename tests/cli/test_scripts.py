@@ -50,6 +50,8 @@ def test_virtual_ranks_end_with_the_parameters_of_real_ones_which_can_be_replaye
     assert [end["updates"] for end in real] == [6, 6] == [document["simulation"]["steps"]] * 2
     again = weft("run", "--replay", run)
     assert again.code == 0 and "on every rank, to the last bit" in again.err
+    virtual = weft("simulate", "--replay", run, "--compute-seconds", "0.01")
+    assert virtual.code == 0 and "on every rank, to the last bit" in virtual.err
 
 
 def test_a_replay_that_ends_otherwise_is_1(weft: Any, script: Path, tmp_path: Path) -> None:

@@ -17,15 +17,13 @@ from weft.planning.network import NetworkModel
 from weft.simulation.script import ScriptSimulation, simulate_script
 from weft.simulation.script_process import ScriptState, use_script_process
 from weft.simulation.stragglers import parse_failures, parse_stragglers
-from weft.specs import parse_plan
 
 SLOW = NetworkModel(Link(alpha=0.001, beta=0.0))
 
 
 def simulate(folder: Path, text: str = SCRIPT, *, num_ranks: int = 2, **options: object) -> ScriptSimulation:
     chosen = {"compute": 0.01, "network": SLOW, **options}
-    plan = parse_plan(f"data={num_ranks}")
-    return simulate_script(write_script(folder, text), ["this"], plan=plan, **chosen)  # type: ignore[arg-type]
+    return simulate_script(write_script(folder, text), ["this"], num_ranks=num_ranks, **chosen)  # type: ignore[arg-type]
 
 
 def test_two_simulations_are_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,6 +40,12 @@ def test_a_step_is_its_computation_and_the_waiting_that_shows(tmp_path: Path) ->
     assert found.compute_seconds == 0.01 and 0 < found.waiting_share < 0.5
     assert found.step_seconds == pytest.approx(0.01 + found.exposed_seconds) and found.exposed_seconds > 0
     assert simulate(tmp_path, network=NetworkModel(Link(alpha=0.0, beta=0.0))).step_seconds == pytest.approx(0.01)
+
+
+def test_the_plan_is_the_scripts_own_where_none_is_given(tmp_path: Path) -> None:
+    text = SCRIPT.replace("optimizer, loader)", "optimizer, loader, plan='data topology=ring')")
+    found = simulate(tmp_path, text, num_ranks=4)
+    assert found.plan == "data=4 topology=ring" and found.num_messages > simulate(tmp_path, num_ranks=4).num_messages
 
 
 def test_a_straggler_slows_all(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ RUN/rank-0.json                 a digest of the parameters with which rank 0 end
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from weft.atomic import write_json
 from weft.distributed.script.events import ScriptEnded, ScriptEvent, UpdateEnded, Woven, hash_woven
@@ -22,7 +22,7 @@ from weft.runs.script import Script, choose_plan, launch_script
 if TYPE_CHECKING:
     from weft.specs import Plan
 
-__all__ = ["ScriptRun", "create_script_run", "is_script_run", "replay_script", "supervise"]
+__all__ = ["ScriptRun", "compare_ends", "create_script_run", "is_script_run", "open_script_run", "replay_script", "supervise"]
 
 NAME = "script.json"
 
@@ -82,17 +82,32 @@ def replay_script(folder: Path, out: Path) -> tuple[bool, str]:
         UsageError: the script is not the one that was recorded.
         RunFolderError: the run did not come to its end.
     """
+    run = _create(out, open_script_run(folder))
+    plan = choose_plan(run.plan, run.num_ranks)
+    launch_script(run.script, run.num_ranks, plan, environment=run.variables(out, folder))
+    return compare_ends(folder, _ends(out, run.num_ranks))
+
+
+def open_script_run(folder: Path) -> ScriptRun:
+    """A run that can be repeated.
+
+    Raises:
+        UsageError: the script is not the one that was recorded.
+        RunFolderError: the run did not come to its end.
+    """
     recorded = ScriptRun.read(folder)
     recorded.script.check()
     if _digest_of(recorded.script) != recorded.digest:
         raise UsageError(f"script has changed since it was recorded ({recorded.script.name}); run it anew with --out")
-    before = _ends(folder, recorded.num_ranks)
-    if None in before:
-        raise RunFolderError(f"run did not come to its end ({folder}: rank {before.index(None)}); record another")
-    run = _create(out, recorded)
-    plan = choose_plan(run.plan, run.num_ranks)
-    launch_script(run.script, run.num_ranks, plan, environment=run.variables(out, folder))
-    differ = [rank for rank, end in enumerate(_ends(out, run.num_ranks)) if end != before[rank]]
+    ends = _ends(folder, recorded.num_ranks)
+    if None in ends:
+        raise RunFolderError(f"run did not come to its end ({folder}: rank {ends.index(None)}); record another")
+    return recorded
+
+
+def compare_ends(folder: Path, ends: Sequence[str | None]) -> tuple[bool, str]:
+    """Whether every rank ended with the parameters that it had in a recorded run, by their digests; in words too."""
+    differ = [rank for rank, pair in enumerate(zip(ends, _ends(folder, len(ends)), strict=True)) if len(set(pair)) > 1]
     if differ:
         return False, f"replay differs from {folder} (ranks: {', '.join(map(str, differ))})"
     return True, f"replay ended with the parameters of {folder} on every rank, to the last bit"
@@ -113,9 +128,9 @@ def _digest_of(script: Script) -> str:
     return hashlib.sha256(Path(script.path).read_bytes()).hexdigest() if script.path else ""
 
 
-def _ends(folder: Path, num_ranks: int) -> list[Mapping[str, Any] | None]:
+def _ends(folder: Path, num_ranks: int) -> list[str | None]:
     files = [folder / f"rank-{rank}.json" for rank in range(num_ranks)]
-    return [json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None for file in files]
+    return [json.loads(file.read_text(encoding="utf-8"))["parameters"] if file.is_file() else None for file in files]
 
 
 def supervise(rank: int, run: str, replay: str | None, seed: int) -> Supervision:

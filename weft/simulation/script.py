@@ -12,7 +12,7 @@ from weft.distributed.group.faulty import Fault
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.place.topology import algorithm_of
 from weft.distributed.script.events import Observer, ScriptEnded
-from weft.distributed.script.supervision import Supervision
+from weft.distributed.script.supervision import Supervision, seed_generators
 from weft.distributed.script.world import World, use_world
 from weft.distributed.virtual import TEN_GIGABIT, VirtualResult, run_virtual
 from weft.engines.failure import describe
@@ -23,7 +23,7 @@ from weft.simulation.one_core import use_one_core
 from weft.simulation.pace import Pace
 from weft.simulation.place import TIMEOUT_SECONDS, VirtualPlace, with_host_servers
 from weft.simulation.script_process import ScriptCode, ScriptState, use_script_process
-from weft.simulation.script_steps import StepCharges, StepTimes, Stopper, model_of
+from weft.simulation.script_steps import OtherPlanError, StepCharges, StepTimes, Stopper, model_of
 from weft.simulation.stragglers import Straggler, check_ranks, slowness
 from weft.specs import Plan, parse_plan_for
 from weft.training.process import use_threads
@@ -61,33 +61,50 @@ def simulate_script(
     path: Path,
     arguments: Sequence[str] = (),
     *,
-    plan: Plan,
+    num_ranks: int,
+    plan: Plan | None = None,
     network: NetworkModel = TEN_GIGABIT,
     compute: ComputeModel | float | None = None,
     stragglers: Sequence[Straggler] = (),
     faults: Sequence[Fault] = (),
+    seed: int | None = None,
+    replay: Path | None = None,
 ) -> ScriptSimulation:
-    """Run a script on the virtual ranks of a plan.
+    """Run a script on virtual ranks.
 
     The same script, plan, network and compute model give the same result, times included.
 
     Args:
         arguments: what the script gets.
-        plan: goes before the script's own.
+        num_ranks: of the script's own plan.
+        plan: goes before it.
         compute: what a rank's passes cost, or the seconds of one; if not given, some steps of the script are timed on
             this machine first, with a rank's share of each batch.
         stragglers: what makes steps slower, drawn for each rank and step.
         faults: what befalls ranks at which moment of virtual time.
+        seed: of all generators when the script begins; by default they are as they are here.
+        replay: the folder of a run, whose decisions are repeated.
 
     Raises:
         UsageError: the script never wove anything, or left with an exit code.
     """
-    check_ranks(stragglers, plan.num_ranks)
+    check_ranks(stragglers, num_ranks)
     began = time.perf_counter()
     with use_script_process(path, arguments) as nowhere, use_threads(1), use_one_core():
-        program = _Program(ScriptCode(path), nowhere, plan, stragglers, faults)
-        model = program.time_steps() if compute is None else compute
-        result = program.run(model, network)
+        program = _Program(ScriptCode(path), nowhere, stragglers, faults, seed, replay)
+        model = program.time_steps(num_ranks) if compute is None else compute
+        chosen = plan or parse_plan_for("data", num_ranks)
+        try:
+            result = program.run(chosen, model, network, is_given=plan is not None)
+        except OtherPlanError as other:  # the script has just begun
+            chosen = parse_plan_for(other.plan, num_ranks)
+            result = program.run(chosen, model, network, is_given=True)
+    return _report(chosen, network, model, result, time.perf_counter() - began)
+
+
+def _report(
+    plan: Plan, network: NetworkModel, model: ComputeModel | float, result: VirtualResult, real_seconds: float
+) -> ScriptSimulation:
     found = [report for report in result.results[: plan.num_ranks] if report is not None]
     first = found[0] if found else None
     if first is None or not first.digest:
@@ -110,7 +127,7 @@ def simulate_script(
         num_messages=result.num_messages,
         num_events=result.num_events,
         digests=tuple(report.digest for report in found),
-        real_seconds=time.perf_counter() - began,
+        real_seconds=real_seconds,
     )
 
 
@@ -132,11 +149,13 @@ class _Program:
 
     code: ScriptCode
     nowhere: Any
-    plan: Plan
     stragglers: Sequence[Straggler]
     faults: Sequence[Fault]
+    seed: int | None
+    replay: Path | None
 
-    def run(self, model: ComputeModel | float, network: NetworkModel) -> VirtualResult:
+    def run(self, plan: Plan, model: ComputeModel | float, network: NetworkModel, *, is_given: bool) -> VirtualResult:
+        """The cluster of a plan, which is given to the script, or expected of it."""
         compute = model if isinstance(model, ComputeModel) else FREE
         shared: dict[str, Any] = {}
 
@@ -145,23 +164,28 @@ class _Program:
                 group.clock,
                 lambda seed, step: slowness(self.stragglers, seed, group.rank, step),
                 (),
-                skips_rounds=self.plan.skips_rounds,
+                skips_rounds=plan.skips_rounds,
             )
-            charges = StepCharges(model, pace)
-            place = VirtualPlace(group, self.faults, compute, shared)
-            self._be_rank(place, self.plan, (charges,), is_silent=False)
+            charges = StepCharges(model, pace, str(plan))
+            world = World(
+                VirtualPlace(group, self.faults, compute, shared),
+                plan if is_given else None,
+                Supervision((charges,), replay=self.replay),
+            )
+            self._be_rank(world)
             idle = pace.idle_shares[0] if pace.idle_shares else 0.0
             return _Report(charges.began, charges.ends, charges.traffic, idle, charges.digest)
 
-        return self._run(program, self.plan, network, self.faults)
+        return self._run(program, plan, network, self.faults)
 
-    def time_steps(self) -> ComputeModel:
+    def time_steps(self, num_ranks: int) -> ComputeModel:
         """Some steps with synchronous ranks, which do not wait in the middle of a pass; rank 0's are timed."""
-        plan, times, shared = parse_plan_for("data", self.plan.num_ranks), StepTimes(), dict[str, Any]()
+        plan, times, shared = parse_plan_for("data", num_ranks), StepTimes(), dict[str, Any]()
 
         def program(group: AbstractGroup) -> None:
             observers: tuple[Observer, ...] = (*((times,) if group.rank == 0 else ()), Stopper(NUM_TIMED))
-            self._be_rank(VirtualPlace(group, (), FREE, shared), plan, observers, is_silent=True)
+            supervision = Supervision(observers, is_silent=True)
+            self._be_rank(World(VirtualPlace(group, (), FREE, shared), plan, supervision))
 
         self._run(program, plan, TEN_GIGABIT, ())
         return model_of(times.passes)
@@ -179,10 +203,11 @@ class _Program:
             state=ScriptState(),
         )
 
-    def _be_rank(self, place: VirtualPlace, plan: Plan, observers: tuple[Observer, ...], *, is_silent: bool) -> None:
-        world = World(place, plan, Supervision(observers))
-        with use_world(world), _use_told_failure(place.rank, plan.num_ranks):
-            self.code.run(place.rank, plan.num_ranks, self.nowhere, is_silent=is_silent)
+    def _be_rank(self, world: World) -> None:
+        if self.seed is not None:
+            seed_generators(self.seed)
+        with use_world(world), _use_told_failure(world.rank, world.num_ranks):
+            self.code.run(world.rank, world.num_ranks, self.nowhere, is_silent=world.supervision.is_silent)
             if not world.is_server:
                 world.supervision.tell(ScriptEnded())
 

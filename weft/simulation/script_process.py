@@ -86,8 +86,8 @@ class ScriptCode:
 
 @contextmanager
 def use_script_process(path: Path, arguments: Sequence[str]) -> Iterator[TextIO]:
-    """A process for all ranks of a script: its arguments, where imports are looked for, loaders without workers. Gives a
-    stream that goes nowhere."""
+    """A process for all ranks of a script: its arguments, where imports are looked for, loaders without workers. Gives
+    a stream that goes nowhere."""
     before = sys.argv, list(sys.path), torch.get_num_threads()
     sys.argv = [str(path), *arguments]
     if not sys.flags.safe_path:

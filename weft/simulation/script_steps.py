@@ -13,6 +13,7 @@ from weft.distributed.script.events import (
     BatchTaken,
     ForwardEnded,
     GradientReady,
+    PlanChosen,
     ScriptEnded,
     ScriptEvent,
     UpdateBegan,
@@ -27,9 +28,18 @@ from weft.simulation.computation import ComputeModel, spread_evenly
 from weft.simulation.pace import Pace
 from weft.training.replicas import Traffic
 
-__all__ = ["StepCharges", "StepTimes", "Stopper", "model_of"]
+__all__ = ["OtherPlanError", "StepCharges", "StepTimes", "Stopper", "model_of"]
 
 NUM_WARM_UPS = 2
+
+
+class OtherPlanError(BaseException):
+    """A script weaves by a plan of its own, for which the cluster was not made. Not an Exception: scripts go on after
+    those."""
+
+    def __init__(self, plan: str) -> None:
+        super().__init__(plan)
+        self.plan = plan
 
 
 @final
@@ -39,11 +49,13 @@ class StepCharges:
 
     Args:
         compute: or the seconds of a pass, which are spread over the parameters when they are known.
+        plan: for which the cluster was made.
     """
 
-    def __init__(self, compute: ComputeModel | float, pace: Pace) -> None:
+    def __init__(self, compute: ComputeModel | float, pace: Pace, plan: str) -> None:
         self._compute = compute
         self._pace = pace
+        self._plan = plan
         self._charged = 0.0
         self._rows = 0
         self.ends: list[float] = []
@@ -57,6 +69,8 @@ class StepCharges:
 
     def __call__(self, event: ScriptEvent) -> None:
         match event:
+            case PlanChosen(plan) if plan != self._plan:
+                raise OtherPlanError(plan)
             case Woven():
                 self._begin(event)
             case GradientReady(name, _):

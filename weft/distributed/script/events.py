@@ -1,5 +1,6 @@
 """Events of a woven script on one rank, as data: what `weft prove`, `simulate` and `profile` see of a loop not theirs.
 
+    weave(...)                           PlanChosen, Woven
     for x, y in loader:                  BatchTaken
         loss = loss_of(model(x), y)      ForwardBegan, ForwardEnded        of each call of a woven model
         loss.backward()                  GradientReady                     of each parameter, before other ranks see it
@@ -32,6 +33,7 @@ __all__ = [
     "ForwardEnded",
     "GradientReady",
     "Observer",
+    "PlanChosen",
     "ScriptEnded",
     "ScriptEvent",
     "UpdateBegan",
@@ -42,6 +44,13 @@ __all__ = [
     "num_rows",
     "observe",
 ]
+
+
+@dataclass(frozen=True)
+class PlanChosen:
+    """The script is about to weave, by this plan; ranks have not met yet."""
+
+    plan: str
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,8 @@ class ScriptEnded:
 
 
 ScriptEvent = (
-    Woven
+    PlanChosen
+    | Woven
     | BatchTaken
     | ForwardBegan
     | ForwardEnded
