@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.script.epochs import AbstractEpochs
+from weft.distributed.script.events import BatchTaken
 from weft.distributed.script.world import World
 from weft.errors import UsageError
 from weft.training.sampling import share
@@ -41,6 +42,7 @@ class TrainingLoader:
         self._batches: Any = loader.batch_sampler
         self._group = world.group
         self._epochs = epochs
+        self._world = world
         self._weights: deque[float] = deque()
         self._loader = _with_batches(loader, self)
         self.dataset = loader.dataset
@@ -58,6 +60,7 @@ class TrainingLoader:
             self._epochs.share.weight = self._weights.popleft()
             to_skip = to_skip - 1 if to_skip else self._epochs.num_to_skip()
             if not to_skip:
+                self._world.supervision.tell(BatchTaken(batch))
                 yield batch
         self._epochs.end_epoch()  # all ranks are here, and an evaluation may follow
 

@@ -19,6 +19,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from weft.distributed.consistency.relaxed import RelaxedReplicas
 from weft.distributed.script.incoming import IncomingGradients, RoundWeight, StepWeight
 from weft.distributed.script.losses import all_losses
 from weft.distributed.script.torch_updates import OwnUpdates, changes_of, settings_of_groups
@@ -75,6 +76,9 @@ class OptimizerSteps:
         self._weight = (RoundWeight if in_rounds else StepWeight)(weaving.share, weaving.loss)
         IncomingGradients(self._parameters.values(), self._weight.factor)
         self._changes = ChangedGradients(self._parameters) if self._is_served and plan.is_synchronous else None
+        in_group = isinstance(replicas, RelaxedReplicas)
+        group = replicas.group if isinstance(replicas, RelaxedReplicas) else None
+        self._waiting = weaving.world.waiting("optimizer.step", group, together=in_group)
         for index, optimizer in enumerate(weaving.optimizers):
             self._stand_in(index, optimizer)
 
@@ -126,7 +130,8 @@ class OptimizerSteps:
             add(name, None if is_empty or name not in own else parameter.grad)
         update = Update(self._updates, self._parameters, self._updates.state, 1.0, None, settings=settings)
         # Synchronous servers make no update in a round whose loss is not finite: where one rank skips, all do.
-        _, state = replicas.finish(math.inf if is_skipped and self._changes is not None else 0.0, update)
+        with self._waiting:
+            _, state = replicas.finish(math.inf if is_skipped and self._changes is not None else 0.0, update)
         if state is not self._updates.state:
             self._updates.adopt(state)
         for hook in list(optimizer._optimizer_step_post_hooks.values()) if self._is_served else ():

@@ -37,10 +37,12 @@ from weft.distributed.script.checks import (
     plan_for,
 )
 from weft.distributed.script.ends import close_at_end
+from weft.distributed.script.events import PlanChosen, observe
 from weft.distributed.script.gradients import Backward, GradientHooks
 from weft.distributed.script.incoming import Loss
 from weft.distributed.script.loaders import TrainingLoader, check_loader
 from weft.distributed.script.losses import close_over_all
+from weft.distributed.script.model_facts import describe_woven
 from weft.distributed.script.names import prefix_of
 from weft.distributed.script.seeding import reseed
 from weft.distributed.script.steps import OptimizerSteps, check_optimizers_fit, check_parameters
@@ -50,6 +52,7 @@ from weft.distributed.script.world import World, find_world
 from weft.errors import PlanError
 from weft.specs import Plan
 from weft.training.process import keep_freed_memory
+from weft.training.replicas import Traffic
 
 __all__ = ["weave"]
 
@@ -102,6 +105,9 @@ def weave(
         model, optimizer, loader = weft.weave(model, optimizer, loader, plan="data")
     """
     models, optimizers, world = as_list(model), as_list(optimizer), find_world()
+    changes = world.supervision.changes  # that a proof tries
+    loss, weight = changes.get("loss", loss), changes.get("weight", weight)
+    batch_norm = changes.get("batch_norm", batch_norm)
     check_models(models)
     check_optimizers(optimizers, models)
     check_words(loss, weight, batch_norm)
@@ -109,6 +115,7 @@ def weave(
     if loader is not None:
         check_loader(loader)
     weaving = Weaving(world, plan_for(plan, world), models, optimizers, BatchShare(world.num_ranks, weight), loss)
+    world.supervision.tell(PlanChosen(str(weaving.plan)))
     if not weaving.plan.is_synchronous and batch_norm == "global" and find_batch_norms(models):
         raise PlanError(f"global batch norm needs ranks that meet in every step (plan: {weaving.plan}); use local")
     if world.num_ranks > 1:
@@ -118,6 +125,9 @@ def weave(
     if loader is not None:
         weaving.loader = TrainingLoader(loader, world, weaving)
     _register(weaving)
+    if world.supervision.observers:
+        traffic = weaving.replicas.traffic if weaving.replicas is not None else Traffic
+        observe(world.supervision.tell, models, optimizers, str(weaving.plan), traffic)
     return model, optimizer, weaving.loader
 
 
@@ -151,14 +161,18 @@ def _join(weaving: Weaving, batch_norm: str) -> None:
         check_optimizers_fit(weaving)
         _check_first_at_servers(weaving)
     place = _place_on(world.place, device_of(weaving.models))
-    _ = world.group  # a collective call of all processes, servers too
+    facts = describe_woven(weaving.models, weaving.optimizers, plan=plan, loss=weaving.loss, batch_norm=batch_norm)
+    with world.meeting(
+        "weft.weave", facts, same_line=False
+    ):  # all processes, servers too, before any group of the plan
+        pass
     keep_freed_memory()
     updates = OwnUpdates(weaving.optimizers, weaving.updated)
     spec = RunSpec(
         updates,
         seeds=(len(world.weavings),),
-        run=getattr(world, "run", None),
-        replay=getattr(world, "replay", None),
+        run=world.supervision.run,
+        replay=world.supervision.replay,
         whole_gradients=True,
         make_updates=partial(_updates_of_shard, weaving),
     )
@@ -194,12 +208,13 @@ def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
     for index in range(num_models):
         prefix = prefix_of(index, num_models)
         own = {name: parameter for name, parameter in trained.items() if name.startswith(prefix)}
-        exchange = replicas.exchange
+        alone, exchange = group, replicas.exchange
         if num_models > 1:
             alone = group.split(0, group.rank)
             weaving.keep_open(closing(alone))
             exchange = GradientExchange(alone, own, make_codec(weaving.plan.compress))
-        GradientHooks(own, exchange, weaving.backward, index)
+        title = f"backward of model {index + 1}" if num_models > 1 else "backward"
+        GradientHooks(own, exchange, weaving.backward, index, weaving.world.waiting(title, alone))
     for optimizer, updated in zip(weaving.optimizers, weaving.updated, strict=True):
         hook = optimizer.register_step_pre_hook(partial(_before_step, weaving, updated, trained))
         before: Any = optimizer._optimizer_step_pre_hooks
