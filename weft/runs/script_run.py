@@ -22,7 +22,15 @@ from weft.runs.script import Script, choose_plan, launch_script
 if TYPE_CHECKING:
     from weft.specs import Plan
 
-__all__ = ["ScriptRun", "compare_ends", "create_script_run", "is_script_run", "open_script_run", "replay_script", "supervise"]
+__all__ = [
+    "ScriptRun",
+    "compare_ends",
+    "create_script_run",
+    "is_script_run",
+    "open_script_run",
+    "replay_script",
+    "supervise",
+]
 
 NAME = "script.json"
 

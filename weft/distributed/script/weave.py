@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from weft.distributed.place import LaunchedPlace
 from weft.distributed.placement import DataParallel
 from weft.distributed.realise import RunSpec, realise
-from weft.distributed.script.events import observe
+from weft.distributed.script.events import PlanChosen, observe
 from weft.distributed.script.gradients import GradientHooks
 from weft.distributed.script.loaders import SharedLoader
 from weft.distributed.script.world import World, find_world
@@ -54,6 +54,7 @@ def weave(
     world = find_world()
     place = world.place
     wanted = _plan_for(world.plan or plan, place.size)
+    world.supervision.tell(PlanChosen(str(wanted)))
     if place.size == 1:
         _observe(world, model, optimizer, wanted)
         return model, optimizer, loader
