@@ -4,17 +4,14 @@ Its tests start three processes each, which import torch every time: here three 
 fresh process group is made for each.
 """
 
-import io
 import os
 import re
 import sys
-import tempfile
 import time
 import traceback
 import types
 import unittest
 import warnings
-from contextlib import redirect_stderr, redirect_stdout
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path

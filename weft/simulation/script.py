@@ -13,6 +13,7 @@ from weft.distributed.group.group import AbstractGroup
 from weft.distributed.place.topology import algorithm_of
 from weft.distributed.script.events import Observer, ScriptEnded
 from weft.distributed.script.supervision import Supervision, seed_generators
+from weft.distributed.script.weaving import use_weavings
 from weft.distributed.script.world import World, use_world
 from weft.distributed.virtual import TEN_GIGABIT, VirtualResult, run_virtual
 from weft.engines.failure import describe
@@ -206,7 +207,7 @@ class _Program:
     def _be_rank(self, world: World) -> None:
         if self.seed is not None:
             seed_generators(self.seed)
-        with use_world(world), _use_told_failure(world.rank, world.num_ranks):
+        with use_world(world), _use_told_failure(world.rank, world.num_ranks), use_weavings(world):
             self.code.run(world.rank, world.num_ranks, self.nowhere, is_silent=world.supervision.is_silent)
             if not world.is_server:
                 world.supervision.tell(ScriptEnded())
