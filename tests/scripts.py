@@ -6,6 +6,7 @@ from typing import Any
 from weft.distributed.group import AbstractGroup
 from weft.distributed.script.events import ScriptEnded
 from weft.distributed.script.tracing import TraceRequest, supervise
+from weft.distributed.script.weaving import use_weavings
 from weft.distributed.script.world import World, use_world
 from weft.distributed.virtual import run_virtual
 from weft.proving.script_proof import Run
@@ -60,7 +61,7 @@ def run_traced(path: Path) -> Run:
             def program(group: AbstractGroup) -> None:
                 place = VirtualPlace(group, (), free, shared)
                 world = World(place, None, supervise(group.rank, **request.to_json()))
-                with use_world(world):
+                with use_world(world), use_weavings(world):
                     code.run(group.rank, plan.num_ranks, nowhere, is_silent=True)
                     world.supervision.tell(ScriptEnded())
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from weft.distributed.script.tracing import Counted, Facts, counts_of
 from weft.proving.script_causes import (
+    are_weights,
     draws_equally,
     find_counts,
     find_unshared,
     fit_weights,
-    is_by_rows,
     is_mean,
     is_sum,
     tokens,
@@ -84,5 +84,6 @@ def test_the_count_that_explains_the_weights_is_named() -> None:
     assert find_counts(ranks, [3 / 9, 6 / 9]) == Counted(1, padding=-100)
     assert find_counts(ranks, [1 / 5, 4 / 5]) == Counted(1, padding=-100, is_shifted=True)
     assert find_counts(ranks, [0.9, 0.1]) is None
-    assert is_by_rows(ranks, [0.5, 0.5]) and not is_by_rows(ranks, [3 / 9, 6 / 9])
+    ranks = [trace(weight=0.5), trace(weight=0.5)]
+    assert are_weights(ranks, [0.5, 0.5]) and not are_weights(ranks, [3 / 9, 6 / 9])
     assert "not -100" in str(tokens(Counted(1, padding=-100), [3 / 9, 6 / 9]))

@@ -88,3 +88,65 @@ def test_a_script_that_takes_no_step_is_refused(tmp_path: Path) -> None:
 def test_ranks_with_parameters_of_their_own_are_not_proved_so() -> None:
     with pytest.raises(PlanError, match="parameters of their own"):
         check_provable(parse_plan("data=2 consistency=local(4)"))
+
+
+SUMMED = SCRIPT.replace("mse_loss(model(x), y)", "mse_loss(model(x), y, reduction='sum')")
+NORMED = SCRIPT.replace("nn.Tanh()", "nn.BatchNorm1d(8), nn.Tanh()")
+SUMMED_AND_NORMED = SUMMED.replace("nn.Tanh()", "nn.BatchNorm1d(8), nn.Tanh()")
+NOISY_SUM = SUMMED.replace("model(x)", "model(x + 0.1 * torch.randn_like(x))")
+PADDED = """
+import torch, weft
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+own = torch.Generator().manual_seed(0)
+words = torch.randint(1, 12, (24, 6), generator=own)
+lengths = torch.randint(1, 7, (24,), generator=own)
+targets = torch.where(torch.arange(6) < lengths[:, None], words.roll(-1, 1), torch.tensor(-100))
+torch.manual_seed(1)
+model = nn.Sequential(nn.Embedding(12, 5), nn.Linear(5, 12))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(words, targets), 8)
+model, optimizer, loader = weft.weave(model, optimizer, loader)
+for x, y in loader:
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (SUMMED, ["summed loss"]),
+        (NORMED, ["batch norm"]),
+        (SUMMED_AND_NORMED, ["batch norm", "summed loss"]),
+        (NOISY_SUM, ["summed loss"]),
+        (PADDED, ["tokens"]),
+    ],
+    ids=["sum", "batch norm", "both", "sum with noise", "tokens"],
+)
+@pytest.mark.filterwarnings("ignore:.*batch norm")
+def test_the_cause_is_named(tmp_path: Path, text: str, names: list[str], num_ranks: int) -> None:
+    proof = prove(tmp_path, text, num_ranks=num_ranks, num_steps=2)
+    assert not proof.passed and [cause.name for cause in proof.causes] == names
+    assert proof.finding.startswith("after step 1, ")
+
+
+CURES = {
+    "sum": SUMMED.replace("loader)", "loader, loss='sum')"),
+    "batch norm": NORMED.replace("loader)", "loader, batch_norm='global')"),
+    "tokens": PADDED.replace("optimizer, loader)", "optimizer, loader, weight=lambda b: (b[1] != -100).sum())"),
+}
+
+
+@pytest.mark.parametrize("text", CURES.values(), ids=CURES)
+def test_the_cure_cures(tmp_path: Path, text: str) -> None:
+    proof = prove(tmp_path, text, num_ranks=2, num_steps=2)
+    assert proof.passed, proof.finding
+
+
+def test_the_count_of_tokens_is_told(tmp_path: Path) -> None:
+    (cause,) = prove(tmp_path, PADDED, num_steps=1).causes
+    assert "elements that are not -100 of tensor 1 of the batch" in cause.fact

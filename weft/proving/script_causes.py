@@ -23,11 +23,11 @@ __all__ = [
     "EQUAL_RANDOM",
     "SUMMED",
     "Cause",
+    "are_weights",
     "draws_equally",
     "find_counts",
     "find_unshared",
     "fit_weights",
-    "is_by_rows",
     "is_mean",
     "is_sum",
     "tokens",
@@ -114,11 +114,9 @@ def is_mean(weights: Sequence[float], left: float) -> bool:
     return left < NEAR and abs(sum(weights) - 1) < NEAR
 
 
-def is_by_rows(ranks: Sequence[ScriptTrace], weights: Sequence[float]) -> bool:
-    """Whether these are the weights that the ranks' parts of a batch have already."""
-    rows = [trace.facts.rows[0] for trace in ranks]
-    total = sum(rows)
-    return total > 0 and all(abs(n / total - weight) < NEARER for n, weight in zip(rows, weights, strict=True))
+def are_weights(ranks: Sequence[ScriptTrace], weights: Sequence[float]) -> bool:
+    """Whether these are the weights that the ranks had already."""
+    return all(abs(trace.facts.weight - weight) < NEARER for trace, weight in zip(ranks, weights, strict=True))
 
 
 def find_counts(ranks: Sequence[ScriptTrace], weights: Sequence[float]) -> Counted | None:

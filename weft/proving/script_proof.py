@@ -24,11 +24,11 @@ from weft.proving.script_causes import (
     EQUAL_RANDOM,
     SUMMED,
     Cause,
+    are_weights,
     draws_equally,
     find_counts,
     find_unshared,
     fit_weights,
-    is_by_rows,
     is_mean,
     is_sum,
     tokens,
@@ -143,7 +143,7 @@ class _Laboratory:
         if is_sum(weights, left):
             agrees = self._compare(self._trace(self._num_ranks, **changes, loss="sum"), reference).passed
             return ((SUMMED,) if agrees else ()), agrees
-        if not is_mean(weights, left) or is_by_rows(ranks, weights):
+        if not is_mean(weights, left) or are_weights(ranks, weights):
             return (), False
         counted = find_counts(ranks, weights)
         if counted is None:

@@ -22,7 +22,7 @@ from weft.runs.script import Script, choose_plan, launch_script
 if TYPE_CHECKING:
     from weft.specs import Plan
 
-__all__ = ["ScriptRun", "compare_ends", "create_script_run", "is_script_run", "open_script_run", "replay_script", "supervise"]
+__all__ = ["ScriptRun", "compare_ends", "create_script_run", "open_script_run", "replay_script", "supervise"]
 
 NAME = "script.json"
 
@@ -56,10 +56,6 @@ class ScriptRun:
             replay=None if replay is None else str(replay.absolute()),
             seed=self.seed,
         )
-
-
-def is_script_run(folder: Path) -> bool:
-    return (folder / NAME).is_file()
 
 
 def create_script_run(folder: Path, script: Script, num_ranks: int, plan: "Plan | None") -> ScriptRun:

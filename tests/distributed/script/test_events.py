@@ -3,7 +3,16 @@
 import torch
 from torch import nn
 
-from weft.distributed.script.events import GradientReady, ScriptEvent, UpdateBegan, Woven, observe
+from weft.distributed.script.batch_share import BatchShare
+from weft.distributed.script.events import GradientReady, ScriptEvent, UpdateBegan, Woven
+from weft.distributed.script.observing import observe
+from weft.distributed.script.weaving import Weaving
+from weft.distributed.script.world import find_world
+from weft.specs import parse_plan
+
+
+def weaving_of(models: list[nn.Module], optimizers: list[torch.optim.Optimizer]) -> Weaving:
+    return Weaving(find_world(), parse_plan(""), models, optimizers, BatchShare(1))
 
 
 def loop(events: list[ScriptEvent], *, scheduled_first: bool) -> torch.optim.Optimizer:
@@ -11,7 +20,7 @@ def loop(events: list[ScriptEvent], *, scheduled_first: bool) -> torch.optim.Opt
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if scheduled_first:
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    observe(events.append, [model], [optimizer], "data=1")
+    observe(events.append, weaving_of([model], [optimizer]))
     if not scheduled_first:
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     for _ in range(2):
@@ -40,14 +49,14 @@ def test_a_scheduler_made_before_sees_its_steps() -> None:
 
 def test_parameters_of_several_models_are_told_apart() -> None:
     events: list[ScriptEvent] = []
-    observe(events.append, [nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)], [], "data=1")
-    assert list(_woven(events).parameters) == ["models[0].weight", "models[1].weight"]
+    observe(events.append, weaving_of([nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)], []))
+    assert list(_woven(events).parameters) == ["0.weight", "1.weight"]
 
 
 def test_gradients_come_before_they_are_added() -> None:
     events: list[ScriptEvent] = []
     model = nn.Linear(1, 1, bias=False)
-    observe(events.append, [model], [], "data=1")
+    observe(events.append, weaving_of([model], []))
     for _ in range(2):
         model(torch.ones(1, 1)).sum().backward()
     assert [event.gradient.item() for event in events if isinstance(event, GradientReady)] == [1.0, 1.0]

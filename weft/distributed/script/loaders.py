@@ -40,6 +40,7 @@ class TrainingLoader:
 
     def __init__(self, loader: DataLoader[Any], world: World, epochs: AbstractEpochs) -> None:
         self._batches: Any = loader.batch_sampler
+        self._world = world
         self._group = world.group
         self._epochs = epochs
         self._world = world

@@ -148,6 +148,7 @@ class Facts:
     has_batch_norm: bool = False
     inputs: list[str] = field(default_factory=list)  # a digest of what the models were given
     rows: list[int] = field(default_factory=list)
+    weight: float = 1.0  # of the rank in the first backward
     random_states: list[str] = field(default_factory=list)  # digests, before the first forward
     model_draws: list[bool] = field(default_factory=list)  # whether random numbers were drawn from there to the update
     draws: list[bool] = field(default_factory=list)  # or since the update before, by a sampler maybe
@@ -164,6 +165,7 @@ class Tracer:
         self._facts = Facts()
         self._tensors: dict[str, Tensor] = {}
         self._parameters: dict[str, nn.Parameter] = {}
+        self._weight: Callable[[], float] = lambda: 1.0
         self._num_steps = 0
         self._is_first_backward = True
         self._is_written = False
@@ -183,6 +185,7 @@ class Tracer:
             case ForwardBegan(inputs):
                 self._see_inputs(inputs)
             case GradientReady(name, gradient) if self._is_first_backward:
+                self._facts.weight = self._weight()
                 self._tensors[f"first/{name}"] = _copy(gradient)
             case BackwardEnded():
                 self._is_first_backward = False
@@ -202,12 +205,13 @@ class Tracer:
     def _see_woven(self, woven: Woven) -> None:
         self._facts.num_woven += 1
         self._facts.plan = woven.plan
+        self._weight = woven.weight
         self._parameters |= woven.parameters
-        layers = [layer for model in woven.models.values() for layer in model.modules()]
+        layers = [layer for model in woven.models for layer in model.modules()]
         self._facts.has_batch_norm |= any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in layers)
         self._keep("", lambda parameter: parameter)
         if self._request.no_randomness:
-            for model in woven.models.values():
+            for model in woven.models:
                 turn_off_dropout(model)
             if self._facts.num_woven == 1:
                 use_no_randomness()

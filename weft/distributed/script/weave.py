@@ -37,13 +37,14 @@ from weft.distributed.script.checks import (
     plan_for,
 )
 from weft.distributed.script.ends import close_at_end
-from weft.distributed.script.events import PlanChosen, observe
+from weft.distributed.script.events import PlanChosen
 from weft.distributed.script.gradients import Backward, GradientHooks
 from weft.distributed.script.incoming import Loss
 from weft.distributed.script.loaders import TrainingLoader, check_loader
 from weft.distributed.script.losses import close_over_all
 from weft.distributed.script.model_facts import describe_woven
 from weft.distributed.script.names import prefix_of
+from weft.distributed.script.observing import observe
 from weft.distributed.script.seeding import reseed
 from weft.distributed.script.steps import OptimizerSteps, check_optimizers_fit, check_parameters
 from weft.distributed.script.torch_updates import OwnUpdates, ShardUpdates
@@ -52,7 +53,6 @@ from weft.distributed.script.world import World, find_world
 from weft.errors import PlanError
 from weft.specs import Plan
 from weft.training.process import keep_freed_memory
-from weft.training.replicas import Traffic
 
 __all__ = ["weave"]
 
@@ -105,9 +105,8 @@ def weave(
         model, optimizer, loader = weft.weave(model, optimizer, loader, plan="data")
     """
     models, optimizers, world = as_list(model), as_list(optimizer), find_world()
-    changes = world.supervision.changes  # that a proof tries
-    loss, weight = changes.get("loss", loss), changes.get("weight", weight)
-    batch_norm = changes.get("batch_norm", batch_norm)
+    tried = world.supervision.changes
+    loss, weight, batch_norm = tried.get("loss", loss), tried.get("weight", weight), tried.get("batch_norm", batch_norm)
     check_models(models)
     check_optimizers(optimizers, models)
     check_words(loss, weight, batch_norm)
@@ -115,9 +114,9 @@ def weave(
     if loader is not None:
         check_loader(loader)
     weaving = Weaving(world, plan_for(plan, world), models, optimizers, BatchShare(world.num_ranks, weight), loss)
-    world.supervision.tell(PlanChosen(str(weaving.plan)))
     if not weaving.plan.is_synchronous and batch_norm == "global" and find_batch_norms(models):
         raise PlanError(f"global batch norm needs ranks that meet in every step (plan: {weaving.plan}); use local")
+    world.supervision.tell(PlanChosen(str(weaving.plan)))
     if world.num_ranks > 1:
         _join(weaving, batch_norm)
     else:
@@ -126,8 +125,7 @@ def weave(
         weaving.loader = TrainingLoader(loader, world, weaving)
     _register(weaving)
     if world.supervision.observers:
-        traffic = weaving.replicas.traffic if weaving.replicas is not None else Traffic
-        observe(world.supervision.tell, models, optimizers, str(weaving.plan), traffic)
+        observe(world.supervision.tell, weaving)
     return model, optimizer, weaving.loader
 
 
