@@ -218,18 +218,6 @@ def weavings_of(world: World) -> list[Weaving]:
     return cast(list[Weaving], world.weavings)
 
 
-@contextmanager
-def use_weavings(world: World) -> Iterator[None]:
-    """Around the script of a virtual rank, which leaves the others when it has ended."""
-    try:
-        yield
-    except BaseException as error:
-        with suppress(type(error)):
-            close_weavings(world, error)
-        raise
-    close_weavings(world)
-
-
 def close_weavings(world: World, error: BaseException | None = None) -> None:
     """The script of this rank has ended, well or by an error. Whoever runs virtual ranks calls it; real processes do
     when they end."""
