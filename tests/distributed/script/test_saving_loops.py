@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.distributed.script.virtual_script import run_script
 from weft.distributed.script.saving import load, save
 from weft.distributed.script.weave import weave
-from weft.distributed.script.world import find_world
 
 EPOCHS, BATCHES = 3, 6
 

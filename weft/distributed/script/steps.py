@@ -19,6 +19,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from weft.distributed.consistency.relaxed import RelaxedReplicas
 from weft.distributed.script.incoming import IncomingGradients, RoundWeight, StepWeight
 from weft.distributed.script.losses import all_losses
 from weft.distributed.script.torch_updates import OwnUpdates, changes_of, settings_of_groups
@@ -213,7 +214,7 @@ def check_parameters(
         UsageError: parameters were added or unfrozen since, of which the other ranks would never hear.
     """
     count = sum(len(group["params"]) for group in optimizer.param_groups)
-    if count != len(known):
+    if count > len(known):
         about = f"woven: {len(known)}, now: {count}"
         raise UsageError(f"optimizer has got parameters after weave, which no rank exchanges ({about}); weave it last")
     for name, parameter in known.items():
