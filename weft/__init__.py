@@ -6,7 +6,7 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from weft.distributed.script.evaluation import evaluation
     from weft.distributed.script.over_ranks import barrier, broadcast, gather, mean, print, sum
-    from weft.distributed.script.shares import share
+    from weft.distributed.script.sharing import share
     from weft.distributed.script.weave import weave
     from weft.errors import WeftError
     from weft.graph import capture, loop
@@ -71,7 +71,7 @@ _HOMES = {
     "measurements": "weft.metrics.measure",
     "parse_plan": "weft.specs",
     "print": "weft.distributed.script.over_ranks",
-    "share": "weft.distributed.script.shares",
+    "share": "weft.distributed.script.sharing",
     "sum": "weft.distributed.script.over_ranks",
     "weave": "weft.distributed.script.weave",
 }

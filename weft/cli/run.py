@@ -38,7 +38,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Train a recipe and say whether the result is accepted. With --replay, repeat a run, also that of a script."""
-    from weft.engines.fork_server import start_fork_server
+    from weft.engines.fork_server import is_first_rank, start_fork_server
 
     if replay is not None and (replay / "script.json").is_file():
         given: dict[str, object] = {"RECIPE": recipe, "--set": settings, "--plan": plan, "--workers": workers}
@@ -46,7 +46,7 @@ def run(
         _replay_script(replay, out, [name for name, value in given.items() if value is not None])
     if plan is not None or workers is not None:
         start_fork_server()  # it imports torch while this process does
-    if not quiet and "torch" not in sys.modules:
+    if not quiet and "torch" not in sys.modules and is_first_rank():
         error_console().print("importing torch")
     from weft.engines.tolerance import check_restarts
     from weft.records.record_file import read_record
