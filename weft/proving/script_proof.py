@@ -122,18 +122,18 @@ class _Laboratory:
         self, ranks: Sequence[ScriptTrace], reference: ScriptTrace, changes: dict[str, Any]
     ) -> tuple[Cause, ...]:
         """Those which, taken away together, leave no difference; random numbers are out of the way already."""
-        normed = any(trace.facts.has_batch_norm for trace in ranks)
-        if normed:
-            own = {**changes, "batch_norm": "global"}
-            with_all = self._trace(self._num_ranks, **own)
-            if self._compare(with_all, reference).passed:
-                return (BATCH_NORM,)
-            causes, _ = self._find_weights(with_all, reference, own)
-            if not causes:
-                return ()
-            alone, explained = self._find_weights(ranks, reference, changes)
-            return alone if explained else (BATCH_NORM, *causes)
-        return self._find_weights(ranks, reference, changes)[0]
+        alone, is_explained = self._find_weights(ranks, reference, changes)
+        if is_explained or not any(trace.facts.has_batch_norm for trace in ranks):
+            return alone
+        own = {**changes, "batch_norm": "global"}
+        with_all = self._trace(self._num_ranks, **own)
+        if self._compare(with_all, reference).passed:
+            return (BATCH_NORM,)
+        # Ranks that normalise together have gradients in each other's losses, and weights cannot be fitted to a sum.
+        if self._compare(self._trace(self._num_ranks, **own, loss="sum"), reference).passed:
+            return (BATCH_NORM, SUMMED)
+        weighed, _ = self._find_weights(with_all, reference, own)
+        return (BATCH_NORM, *weighed) if weighed else ()
 
     def _find_weights(
         self, ranks: Sequence[ScriptTrace], reference: ScriptTrace, changes: dict[str, Any]

@@ -24,10 +24,11 @@ from weft.proving.proof import Proof, Trace, failed, unpack_trace
 __all__ = ["ScriptTrace", "compare_script", "read_script_traces"]
 
 GRADIENT = "gradient "
-FLOOR = 1e-3
-"""Of a step's largest gradient: below that, a gradient is taken for rounding."""
+ROUNDING = 1e-3
+"""Of a step's largest gradient: an element below that may be rounding for the most part."""
 LEAST = 1e-2
-"""Of a model's largest parameter: an error is told as a share of this, where a tensor's own largest value is less."""
+"""Of a model's largest parameter, or gradient: an error is told as a share of this, where a tensor's own largest value
+is less."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,10 @@ def compare_script(
             is_gradient = name.startswith(GRADIENT)
             own = found.steps[step].get(name, torch.zeros_like(expected))
             error, place = _error(
-                own, expected, settled.get(name), _floor(reference.steps[step]) if is_gradient else floor
+                own,
+                expected,
+                settled.get(name),
+                LEAST * _largest(_gradients(reference.steps[step])) if is_gradient else floor,
             )
             largest, is_bitwise = max(largest, error), is_bitwise and (is_gradient or torch.equal(own, expected))
             if not error <= tolerance:
@@ -111,13 +115,9 @@ def _largest(tensors: Mapping[str, Tensor]) -> float:
     return max((float(tensor.abs().max()) for tensor in tensors.values() if tensor.numel()), default=0.0)
 
 
-def _floor(step: Mapping[str, Tensor]) -> float:
-    return FLOOR * _largest(_gradients(step))
-
-
 def _settle(settled: Mapping[str, Tensor], step: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """By parameter, the elements whose gradients have all been more than rounding."""
-    floor, found = _floor(step), dict(settled)
+    floor, found = ROUNDING * _largest(_gradients(step)), dict(settled)
     for name, gradient in _gradients(step).items():
         is_clear = gradient.abs() >= floor
         parameter = name.removeprefix(GRADIENT)
