@@ -41,6 +41,7 @@ from weft.distributed.script.incoming import Loss
 from weft.distributed.script.loaders import TrainingLoader, check_loader
 from weft.distributed.script.losses import close_over_all
 from weft.distributed.script.names import prefix_of
+from weft.distributed.script.saving_guard import guard_torch_save
 from weft.distributed.script.seeding import reseed
 from weft.distributed.script.shares import make_share
 from weft.distributed.script.steps import OptimizerSteps, check_optimizers_fit, check_parameters
@@ -152,6 +153,7 @@ def _join(weaving: Weaving, batch_norm: str) -> None:
         _check_first_at_servers(weaving)
     place = _place_on(world.place, device_of(weaving.models))
     _ = world.group  # a collective call of all processes, servers too
+    guard_torch_save(world)
     keep_freed_memory()
     updates = OwnUpdates(weaving.optimizers, weaving.updated)
     spec = RunSpec(
