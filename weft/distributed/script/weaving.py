@@ -102,7 +102,9 @@ class Weaving(AbstractEpochs):
             self.begin_again(keeps_state=not marks[1])
 
     def end_epoch(self) -> None:
-        if self.replicas is not None:
+        if self.replicas is None:
+            return
+        with self.world.meeting("end of an epoch", same_line=False):
             average_in_host_memory(self.world.group, self.buffers.values())
             self.enter_consensus()
 
