@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from weft.distributed.script.epochs import AbstractEpochs
+from weft.distributed.script.events import BatchTaken
 from weft.distributed.script.feeds import generators_of, has_length, make_feed
 from weft.distributed.script.shares import hand_out
 from weft.distributed.script.world import World

@@ -19,7 +19,6 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from weft.distributed.consistency.relaxed import RelaxedReplicas
 from weft.distributed.script.incoming import IncomingGradients, RoundWeight, StepWeight
 from weft.distributed.script.losses import all_losses
 from weft.distributed.script.torch_updates import OwnUpdates, changes_of, settings_of_groups
