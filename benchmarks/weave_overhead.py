@@ -44,7 +44,7 @@ class Comparison:
 
 COMPARISONS = (
     Comparison("small mlp", 1500, 5),
-    Comparison("resnet20", 60, 1),
+    Comparison("resnet20", 120, 1),
     Comparison("small mlp", 1500, 5, way=" by hand"),
     Comparison("small mlp", 1500, 10, way=" evaluation"),
 )

@@ -97,7 +97,9 @@ def main() -> None:
     test_data = Clothes(args.data, "t10k", args.limit and args.limit // 6)
     sampler: DistributedSampler[Any] = DistributedSampler(train_data, shuffle=True, seed=args.seed)
     train_loader = DataLoader(train_data, args.batch_size // num_ranks, sampler=sampler)
-    own = Subset(test_data, range(rank, len(test_data), num_ranks))  # a DistributedSampler would repeat some of them
+    own: Dataset[Any] = Subset(
+        test_data, range(rank, len(test_data), num_ranks)
+    )  # a DistributedSampler would repeat some of them
     test_loader = DataLoader(own, batch_size=256)
 
     model = DistributedDataParallel(make_model())

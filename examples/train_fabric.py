@@ -96,7 +96,7 @@ def main() -> None:
     )
     train_loader = DataLoader(train_data, args.batch_size // fabric.world_size, sampler=sampler)
     # Fabric's own sampler would repeat some of the pictures.
-    own = Subset(test_data, range(fabric.global_rank, len(test_data), fabric.world_size))
+    own: Dataset[Any] = Subset(test_data, range(fabric.global_rank, len(test_data), fabric.world_size))
     test_loader = DataLoader(own, batch_size=256)
 
     model = make_model()

@@ -1,6 +1,7 @@
 """How many lines make one script another: python -m tests.docs.changed_lines examples/train.py examples/train_ddp.py
 
-Statements count as one line each, however they are broken. Comments, docstrings, blank lines and indentation do not count.
+Statements count as one line each, however they are broken. Comments, docstrings, blank lines and indentation do not
+count.
 """
 
 import ast

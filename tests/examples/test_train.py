@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tests.command_line import run_weft
-from tests.docs.changed_lines import changed_lines
+from tests.docs.changed_lines import Changed, changed_lines
 from tests.docs.documents import ROOT
 from tests.processes.launchers import mpirun, torchrun
 from tests.scripts.test_scripts import difference
@@ -22,7 +22,8 @@ from weft.distributed.script.saving import read_state_dict
 from weft.training.datasets.mnist import fashion_mnist_files
 
 EXAMPLES = ROOT / "examples"
-WOVEN = EXAMPLES / "train_weft.py"
+PLAIN, WOVEN = EXAMPLES / "train.py", EXAMPLES / "train_weft.py"
+PEERS = {"train_ddp.py": "torch", "train_accelerate.py": "accelerate", "train_fabric.py": "lightning_fabric"}
 PAGE = ROOT / "docs" / "scripts_by_others.md"
 TINY = ("--limit", "601", "--epochs", "2")  # 10 steps an epoch, the last one with 25 pictures
 HALFWAY = ("--stop-after", "13")  # in mid-epoch
@@ -41,20 +42,19 @@ needs_data = pytest.mark.skipif(
 )
 
 
-def lines_of(name: str) -> str:
-    return (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
+def changed_in(name: str) -> Changed:
+    return changed_lines(PLAIN.read_text(encoding="utf-8"), (EXAMPLES / name).read_text(encoding="utf-8"))
 
 
 def test_six_lines_make_it_distributed() -> None:
-    assert changed_lines(lines_of("train"), lines_of("train_weft")).written <= 6
+    assert changed_in(WOVEN.name).written <= 6
 
 
-@pytest.mark.parametrize("name", ["train_weft", "train_ddp", "train_accelerate", "train_fabric"])
+@pytest.mark.parametrize("name", [WOVEN.name, *PEERS])
 def test_the_page_counts_the_lines(name: str) -> None:
-    row = re.search(rf"\[{name}\.py\].*\| (\d+) \| (\d+) \|", PAGE.read_text(encoding="utf-8"))
+    row = re.search(rf"\[{re.escape(name)}\].*?\| (\d+) \| (\d+) \|", PAGE.read_text(encoding="utf-8"))
     assert row is not None
-    changed = changed_lines(lines_of("train"), lines_of(name))
-    assert (int(row[1]), int(row[2])) == (changed.written, changed.removed)
+    assert Changed(int(row[1]), int(row[2])) == changed_in(name)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("plain")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["train.py", *TINY, "--out", str(folder)])
-        runpy.run_path(str(EXAMPLES / "train.py"), run_name="__main__")
+        runpy.run_path(str(PLAIN), run_name="__main__")
     yield folder
 
 
@@ -80,6 +80,20 @@ def check_is_plain(plain: Path, folder: Path) -> None:
     assert len(rows) == len(expected) == 2
     for row, other in zip(rows, expected, strict=True):
         assert row == pytest.approx(other, rel=1e-5)
+
+
+@needs_data
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PEERS)
+def test_peers_do_the_same_job(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Under `weft launch`, which sets what torchrun sets; stopped in mid-epoch and resumed by one rank."""
+    pytest.importorskip(PEERS[name], reason="a peer of benchmarks/requirements.txt, not of the tests")
+    for num_ranks, arguments in ((2, HALFWAY), (1, ("--resume",))):
+        command = ["launch", "--workers", str(num_ranks), EXAMPLES / name, *TINY, "--out", tmp_path, *arguments]
+        outcome = run_weft(capfd, *command)
+        assert outcome.code == 0, outcome.err
+    rows = [line.split(",") for line in (tmp_path / "log.csv").read_text().splitlines()]
+    assert [row[0] for row in rows] == ["1", "2"] and float(rows[1][1]) < float(rows[0][1])
 
 
 def launch(capture: pytest.CaptureFixture[str], num_ranks: int, folder: Path, *arguments: str) -> str:

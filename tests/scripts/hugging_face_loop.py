@@ -1,6 +1,7 @@
 """A loop of one's own around a model of transformers: padded sequences, and a loss that is a mean over tokens."""
 
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,10 @@ def num_tokens(batch: dict[str, Tensor]) -> int:
     return int((batch["labels"][:, 1:] != -100).sum())  # the model predicts from the second one on
 
 
-loader = DataLoader(texts, batch_size=8, shuffle=True, collate_fn=collate)  # type: ignore[arg-type]
+loader: DataLoader[Any] = DataLoader(texts, batch_size=8, shuffle=True, collate_fn=collate)  # type: ignore[arg-type]
 config = GPT2Config(vocab_size=20, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
 config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
-model = GPT2LMHeadModel(config)
+model = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 scheduler = get_scheduler("linear", optimizer, num_warmup_steps=2, num_training_steps=3 * len(loader))
 model, optimizer, loader = weft.weave(model, optimizer, loader, weight=num_tokens)

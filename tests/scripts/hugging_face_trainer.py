@@ -4,7 +4,6 @@ import os
 import sys
 
 import torch
-from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 NUM_RANKS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -13,7 +12,7 @@ texts = [{"input_ids": text, "labels": text} for text in torch.randint(1, 20, (4
 
 config = GPT2Config(vocab_size=20, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
 config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
-model = GPT2LMHeadModel(config)
+model = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
 arguments = TrainingArguments(
     output_dir=os.path.splitext(sys.argv[1])[0],
     per_device_train_batch_size=8 // NUM_RANKS,
@@ -32,8 +31,8 @@ arguments = TrainingArguments(
 class SameOrder(Trainer):
     """Batches in the order of the data, so that each is the same on every number of ranks."""
 
-    def _get_train_sampler(self, dataset: object = None) -> torch.utils.data.Sampler[Tensor]:
-        return torch.utils.data.SequentialSampler(texts)  # type: ignore[arg-type]
+    def _get_train_sampler(self, dataset: object = None) -> torch.utils.data.Sampler[int]:
+        return torch.utils.data.SequentialSampler(texts)
 
 
 trainer = SameOrder(model=model, args=arguments, train_dataset=texts)

@@ -57,6 +57,7 @@ for epoch in range(1, 4):
         nn.utils.clip_grad_norm_(model.parameters(), 0.25)
         with torch.no_grad():
             for parameter in model.parameters():
+                assert parameter.grad is not None
                 parameter.add_(parameter.grad, alpha=-LR)
     weft.print(f"epoch {epoch} perplexity {math.exp(evaluate()):.3f}")
 
