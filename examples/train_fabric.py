@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-fabric = Fabric(accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", "1")), strategy="ddp")
+fabric: Any = Fabric(accelerator="cpu", devices=int(os.environ.get("WORLD_SIZE", "1")), strategy="ddp")
 DATA = "/usr/share/datasets/fashion-mnist"  # Debian: apt install dataset-fashion-mnist
 
 
@@ -43,7 +43,7 @@ def make_model() -> nn.Module:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, loader: DataLoader[tuple[Tensor, Tensor]]) -> Tensor:
+def evaluate(model: nn.Module, loader: DataLoader[Any]) -> Tensor:
     """The sum of the losses, and how many classes are right."""
     totals = torch.zeros(2, dtype=torch.float64)
     model.eval()
