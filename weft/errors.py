@@ -8,9 +8,10 @@ WeftError                       a fact, its values, one cure; `exit_code` is wha
 |   +-- RunFolderError          a run folder that exists, is missing or is not one
 |   +-- ComparisonError         two records that may not be compared
 |   +-- GraphError              a step that cannot be captured, or a graph that is not valid
+|   +-- OutOfStepError          ranks that made different calls, or built different models
 +-- CompilerError               3: no C++ compiler, or a source that it refuses
 +-- CorruptFileError            2: a data file, record or checkpoint that is not what it claims to be
-+-- TrainingError               3: training started and could not go on
++-- TrainingError (RuntimeError) 3: training started and could not go on
     +-- DivergedError           a loss or tensor that is not finite
     +-- EncodingError           a tensor that a codec cannot carry, or a message that it did not make
     +-- PeerLostError           a rank that died or fell silent
@@ -31,6 +32,7 @@ __all__ = [
     "DivergedError",
     "EncodingError",
     "GraphError",
+    "OutOfStepError",
     "PeerLostError",
     "PlanError",
     "RankFailedError",
@@ -45,9 +47,13 @@ __all__ = [
 
 
 class WeftError(Exception):
-    """The root of the tree."""
+    """The root of the tree.
+
+    `is_witness` of an error that tells of a failure of others, who know its cause better.
+    """
 
     exit_code = 3
+    is_witness = False
 
 
 class UsageError(WeftError, ValueError):
@@ -80,6 +86,10 @@ class GraphError(UsageError):
     """A step that cannot be captured, with the line at fault, or a graph that is not valid."""
 
 
+class OutOfStepError(UsageError):
+    """Ranks of one script that did not do the same: the text tells what each of them did, and where."""
+
+
 class CompilerError(WeftError):
     """There is no C++ compiler, or it refuses a source; holds what it said."""
 
@@ -90,7 +100,7 @@ class CorruptFileError(WeftError):
     exit_code = 2
 
 
-class TrainingError(WeftError):
+class TrainingError(WeftError, RuntimeError):
     """Training started and could not go on."""
 
     exit_code = 3
@@ -111,6 +121,8 @@ class EncodingError(TrainingError):
 class PeerLostError(TrainingError):
     """A rank that died or fell silent; the text and `peer` name it."""
 
+    is_witness = True
+
     def __init__(self, text: str, peer: int) -> None:
         super().__init__(text)
         self.peer = peer
@@ -125,13 +137,18 @@ class DeadlineError(TrainingError):
 
 
 class RankFailedError(TrainingError):
-    """The first failure among the ranks: the rank, its own traceback, and the exit code it would have had alone."""
+    """The first failure among the ranks: the rank, its own traceback, and the exit code it would have had alone.
 
-    def __init__(self, text: str, rank: int, rank_traceback: str, exit_code: int) -> None:
+    Args:
+        shown: what a user sees of the traceback, and a line for each other rank that failed by itself.
+    """
+
+    def __init__(self, text: str, rank: int, rank_traceback: str, exit_code: int, shown: str = "") -> None:
         super().__init__(text)
         self.rank = rank
         self.rank_traceback = rank_traceback
         self.exit_code = exit_code
+        self.shown = shown
 
 
 class StorageError(TrainingError):

@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "weft"
 
-BASE = {"atomic", "console", "errors", "secret", "specs", "torch_private"}
+BASE = {"atomic", "console", "errors", "script_lines", "secret", "specs", "torch_private"}
 UP_TO_METRICS = BASE | {"records", "metrics"}
 UP_TO_OPERATORS = UP_TO_METRICS | {"operators"}
 UP_TO_GRAPH = UP_TO_OPERATORS | {"graph"}
@@ -24,6 +24,7 @@ EVERYTHING = UP_TO_ENGINES | {"proving", "simulation", "recipes", "report", "run
 ALLOWED: Mapping[str, set[str]] = {
     "errors": set(),
     "console": set(),
+    "script_lines": set(),
     "torch_private": set(),
     "atomic": {"errors"},
     "secret": {"errors"},

@@ -58,6 +58,9 @@ class RecordingPlace(AbstractPlace):
     def open_world(self, num_ranks: int) -> AbstractGroup | None:
         return self._inner.open_world(num_ranks)
 
+    def open_notes(self) -> None:
+        return None
+
     def open_mailbox(self, plan: Plan, address: int) -> AbstractMailbox:
         self._mailboxes[address] = RecordingMailbox(self._inner.open_mailbox(plan, address))
         return self._mailboxes[address]

@@ -1,31 +1,75 @@
 """`weft launch`: run a script of one's own on several ranks of this machine."""
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-__all__ = ["launch"]
+__all__ = ["launch", "split_launch"]
+
+MODULE = "-m"
+
+
+def split_launch(words: Sequence[str], with_value: Collection[str]) -> tuple[list[str], list[str]]:
+    """What of a command line after `launch` is the launch's own, and what is the script's: all from its name on.
+
+    Args:
+        with_value: the options of the launch that take the next word, as `--workers 2`.
+
+    >>> split_launch(["--workers", "2", "train.py", "--workers", "1"], ["--workers"])
+    (['--workers', '2'], ['train.py', '--workers', '1'])
+    >>> split_launch(["-m", "package.train", "--lr", "0.1"], ["-m"])
+    (['-m', 'package.train'], ['--lr', '0.1'])
+    """
+    own, rest = list[str](), list(words)
+    while rest and rest[0].startswith("-"):
+        if rest[0] == "--":
+            return own, rest[1:]
+        length = 2 if rest[0] in with_value else 1
+        own, rest = own + rest[:length], rest[length:]
+        if own[-length].startswith(MODULE):
+            break
+    return own, rest
 
 
 def launch(
-    script: Annotated[Path, typer.Argument(metavar="SCRIPT", help="A Python file that calls weft.weave.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGUMENT]...", help="What the script gets.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SCRIPT [ARGUMENT]...", help="A Python file, and all that it gets, whatever it looks like."
+        ),
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, metavar="N", help="Ranks to start.")] = 2,
+    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ranks to start; 2 if not given.")] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLAN",
+            envvar="WEFT_PLAN",
+            help='How to parallelise, in place of what the script says, as in "data=2 consistency=local(8)".',
+        ),
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option(MODULE, metavar="MODULE", help="Run a module as python -m does; what follows is its own."),
+    ] = None,
+    output: Annotated[
+        Literal["first", "all"],
+        typer.Option(help="Show what rank 0 prints, or every line of all ranks behind its rank."),
+    ] = "first",
     logs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep there what each rank prints, one file a rank.")
     ] = None,
 ) -> None:
-    """Run a script on several ranks; what rank 0 prints is shown."""
+    """Run a script on several ranks. What follows the script is the script's own."""
     from weft.engines.fork_server import start_fork_server
-    from weft.engines.local import run_ranks
-    from weft.engines.rank_program import RankProgram
     from weft.errors import UsageError
+    from weft.runs.script import Script, choose_plan, launch_script
 
-    if not script.is_file():
-        raise UsageError(f"no such script ({script}); give the path of a Python file")
+    given = words or []
+    if module is None and not given:
+        raise UsageError("no script was given; name a Python file, or a module with -m")
+    script = Script(module=module, arguments=tuple(given)) if module else Script(given[0], "", tuple(given[1:]))
+    script.check()
     start_fork_server()
-    program = RankProgram("weft.runs.script:run_script", {"path": str(script), "arguments": arguments or []})
-    run_ranks(program, workers, silent=True, logs=logs)
+    launch_script(script, workers, choose_plan(plan, workers), shows=output, logs=logs)

@@ -1,11 +1,13 @@
 """`weft run`: train a recipe, or go on with a run that was interrupted."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from weft.cli.options import Device, Json, Out, Plan, Quiet, Repeat, Replay, Seed, Settings, Workers
+from weft.console import error_console
 
 if TYPE_CHECKING:
     from weft.records.record import RunRecord
@@ -40,6 +42,8 @@ def run(
 
     if plan is not None or workers is not None:
         start_fork_server()  # it imports torch while this process does
+    if not quiet and "torch" not in sys.modules:
+        error_console().print("importing torch")
     from weft.engines.tolerance import check_restarts
     from weft.records.record_file import read_record
     from weft.runs.execute import execute

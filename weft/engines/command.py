@@ -67,14 +67,14 @@ class CommandRanks(AbstractRanks):
             ends += [End(rank, code, time.time()) for rank in missing if rank not in known]
         return ends
 
-    def interrupt(self) -> None:
-        for rank in range(self._num_ranks):
-            process = read_process(self._folder, rank)
-            if process is not None and read_end(self._folder, rank) is None:
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGINT)
-                return
-        self._process.send_signal(signal.SIGINT)  # no rank is there yet
+    def interrupt(self, *, everyone: bool) -> None:
+        processes = {rank: read_process(self._folder, rank) for rank in range(self._num_ranks)}
+        there = [p for rank, p in processes.items() if p is not None and read_end(self._folder, rank) is None]
+        for process in there if everyone else there[:1]:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGINT)
+        if not there:
+            self._process.send_signal(signal.SIGINT)  # no rank is there yet
 
     def end(self) -> None:
         """The command ends its ranks if it can; a guard ends its rank if the command cannot."""

@@ -1,9 +1,7 @@
 """Engines: they start a rank program in processes somewhere and bring back what each rank returned."""
 
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -13,9 +11,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from weft.engines.failure import Failure, find_cause
+from weft.engines.meeting import use_meeting_folder
 from weft.engines.rank_program import (
     INTERRUPTED,
-    Failure,
     RankProgram,
     has_result,
     keep_logs,
@@ -23,10 +22,11 @@ from weft.engines.rank_program import (
     read_failure,
     read_result,
 )
+from weft.engines.relay import Shows, use_relay
 from weft.errors import RankFailedError, TrainingError
 from weft.secret import make_secret, write_secret
 
-__all__ = ["STRICT", "AbstractEngine", "AbstractRanks", "End", "Tolerance", "find_cause", "run_on"]
+__all__ = ["STRICT", "AbstractEngine", "AbstractRanks", "End", "Tolerance", "run_on"]
 
 # A rank that is interrupted while it still imports ends by the signal itself.
 INTERRUPTS = (INTERRUPTED, -signal.SIGINT)
@@ -85,8 +85,9 @@ class AbstractRanks(ABC):
         """How each ended that ended by itself: the others had their time of grace after the first failure, no more."""
 
     @abstractmethod
-    def interrupt(self) -> None:
-        """Send SIGINT to the first rank that is still there; it tells the others to stop between two steps."""
+    def interrupt(self, *, everyone: bool) -> None:
+        """Send SIGINT to the first rank that is still there, which tells the others to stop between two steps; or to
+        every rank."""
 
     @abstractmethod
     def end(self) -> None:
@@ -114,60 +115,79 @@ def run_on(
     silent: bool = False,
     tolerance: Tolerance = STRICT,
     logs: Path | None = None,
+    shows: Shows = "first",
+    interrupts_all: bool = False,
 ) -> list[Any]:
     """Run the program on `num_ranks` ranks and return what each returned, in rank order; None for one that died and
     was done without.
 
-    Rank 0 prints to the standard output and error of this process, each other rank to a log file of its own; where logs
-    are kept, rank 0 does both. Ctrl-C is passed on to rank 0, which tells the others to stop between two steps; a
-    second one ends all at once.
+    Rank 0 prints to the standard output and error of this process, each other rank to a log file of its own. Ctrl-C is
+    passed on to rank 0, which tells the others to stop between two steps; a second one ends all at once.
 
     Args:
         engine: where ranks run.
         silent: do not repeat, at the end, what ranks other than 0 printed. What is kept in `logs` is not repeated.
         tolerance: the deaths that the run survives.
-        logs: the folder in which the logs are kept, as `rank-N.log`; None to keep none.
+        logs: the folder in which the logs are kept, as `rank-N.log`, that of rank 0 too; None to keep none.
+        shows: "all" to show every line that a rank prints, behind its number, as it comes.
+        interrupts_all: Ctrl-C is passed on to every rank, for programs whose rank 0 does not tell the others.
 
     Raises:
-        RankFailedError: with the rank, text and exit code of the first failure that is not a mere witness, and the end
-            of that rank's log.
+        RankFailedError: with the rank, text and exit code of the first failure that is not a mere witness, and its
+            traceback or else the end of that rank's log.
         KeyboardInterrupt: if the ranks ended because of Ctrl-C.
     """
-    folder = Path(tempfile.mkdtemp(prefix="weft-ranks-"))
-    try:
+    with use_meeting_folder() as folder:
         program.write(folder)
         write_secret(folder, make_secret())
         if logs is not None:
             keep_logs(folder, num_ranks, logs)
-        ranks = engine.start(folder, num_ranks)
-        try:
-            with _use_passed_on_interrupt(ranks.interrupt):
-                ends = ranks.wait(tolerance)
-        finally:
-            ranks.end()
-        _check_ends(folder, ends, num_ranks, tolerance)
-        if not silent and logs is None:
+        with use_relay(folder, num_ranks, shows=shows, keeps_logs=logs is not None) as shown:
+            ranks = engine.start(folder, num_ranks)
+            try:
+                with _use_passed_on_interrupt(lambda: ranks.interrupt(everyone=interrupts_all)):
+                    ends = ranks.wait(tolerance)
+            finally:
+                ranks.end()
+        _check_ends(folder, ends, num_ranks, tolerance, shown)
+        if not silent and logs is None and shows == "first":
             _repeat_logs(folder, num_ranks)
         return [read_result(folder, rank) if has_result(folder, rank) else None for rank in range(num_ranks)]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-def find_cause(failures: Sequence[Failure]) -> Failure:
-    """The failure that began it: the first that is not a witness of another's."""
-    return min(failures, key=lambda failure: (failure.is_witness, failure.moment))
-
-
-def _check_ends(folder: Path, ends: Sequence[End], num_ranks: int, tolerance: Tolerance) -> None:
+def _check_ends(folder: Path, ends: Sequence[End], num_ranks: int, tolerance: Tolerance, shown: frozenset[int]) -> None:
     came_too_late = [end for end in ends if tolerance.is_return(end) and _is_witness(folder, end.rank)]
     counted = [end for end in ends if not tolerance.spares(end) and end not in came_too_late]
     failures = _read_failures(folder, counted, tolerance)
+    _keep_last_words(folder, failures)
     if any(end.code in INTERRUPTS for end in ends):
         raise KeyboardInterrupt
     if failures:
         cause = find_cause(failures)
-        text = f"rank {cause.rank} of {num_ranks}: {cause.text or cause.kind}{_end_of_log(folder, cause.rank)}"
-        raise RankFailedError(text, cause.rank, cause.traceback, cause.exit_code)
+        text = f"rank {cause.rank} of {num_ranks}: {cause.text or cause.kind}"
+        if not cause.shown and cause.rank not in shown:
+            text += _end_of_log(folder, cause.rank)
+        others = _tell_others(cause, failures)
+        raise RankFailedError(text, cause.rank, cause.traceback, cause.exit_code, cause.shown + others)
+
+
+def _tell_others(cause: Failure, failures: Sequence[Failure]) -> str:
+    """A line for every other rank that failed, each by itself, in another way or at another place."""
+    others = [failure for failure in failures if not failure.is_witness and failure.rank != cause.rank]
+    return "".join(
+        f"rank {other.rank}: {other.text}{f' ({other.where})' if other.where else ''}\n"
+        for other in sorted(others, key=lambda other: other.rank)
+        if (other.text, other.where) != (cause.text, cause.where)
+    )
+
+
+def _keep_last_words(folder: Path, failures: Sequence[Failure]) -> None:
+    """A log that is kept ends with the traceback, as what a process prints does."""
+    for failure in failures:
+        log = log_of(folder, failure.rank)
+        if log.is_symlink() and failure.traceback:
+            with log.open("a") as file:
+                file.write(failure.shown or f"{failure.text}\n")
 
 
 def _read_failures(folder: Path, ends: Sequence[End], tolerance: Tolerance) -> list[Failure]:
@@ -192,7 +212,9 @@ def _is_witness(folder: Path, rank: int) -> bool:
 
 
 def _tell(code: int) -> str:
-    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} and no result"
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}" if code else "ended with exit code 0 and no result"
 
 
 def _read_log(folder: Path, rank: int) -> list[str]:
@@ -201,8 +223,7 @@ def _read_log(folder: Path, rank: int) -> list[str]:
 
 
 def _end_of_log(folder: Path, rank: int) -> str:
-    """Of a rank other than 0, whose output was shown."""
-    lines, log = _read_log(folder, rank) if rank else [], log_of(folder, rank)
+    lines, log = _read_log(folder, rank), log_of(folder, rank)
     where = f" ({log.resolve()})" if log.is_symlink() else ""
     return (
         "".join([f"; the end of its log{where}:", *(f"\n  {line}" for line in lines[-LINES_IN_ERROR:])])

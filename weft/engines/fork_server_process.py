@@ -14,6 +14,7 @@ import io
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from weft.engines.meeting import remove_abandoned
 from weft.engines.rank_process import be_rank, die_with_parent
 
 __all__ = ["PRELOADED", "serve"]
@@ -94,6 +96,8 @@ def serve(control: socket.socket, watch: int) -> Request | None:
             if source != watch:
                 content, descriptors, _, _ = socket.recv_fds(control, 16, 3, socket.MSG_CMSG_CLOEXEC)
             if not content:
+                _end_ranks(ranks)
+                remove_abandoned()  # a launcher that was killed has left the folder in which its ranks met
                 return None
             rank = os.fork()
             if rank == 0:
@@ -196,6 +200,13 @@ def _call(library: str, function: str, argument: int) -> None:
     found = getattr(ctypes.CDLL(library), function, None)
     if found is not None:
         found(argument)
+
+
+def _end_ranks(ranks: dict[int, int]) -> None:
+    for rank in ranks.values():
+        os.kill(rank, signal.SIGKILL)
+    for rank in ranks.values():
+        os.waitpid(rank, 0)
 
 
 def _tell_end(control: socket.socket, pidfd: int, rank: int) -> None:

@@ -2,18 +2,21 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, final
 
-from weft.engines.engine import STRICT, AbstractEngine, AbstractRanks, End, Tolerance, find_cause, run_on
+from weft.engines.engine import STRICT, AbstractEngine, AbstractRanks, End, Tolerance, run_on
 from weft.engines.fork_server import fork_rank
 from weft.engines.rank_program import RankProgram, has_joined
+from weft.engines.relay import Shows
 
-__all__ = ["STRICT", "LocalEngine", "Tolerance", "find_cause", "run_ranks", "threads_per_rank"]
+__all__ = ["STRICT", "LocalEngine", "Tolerance", "run_ranks", "threads_per_rank"]
 
 # How long the others may take to notice that a rank is gone and to say so, before they are ended.
 GRACE_SECONDS = 5.0
@@ -36,14 +39,59 @@ def run_ranks(
     silent: bool = False,
     tolerance: Tolerance = STRICT,
     logs: Path | None = None,
+    shows: Shows = "first",
+    interrupts_all: bool = False,
 ) -> list[Any]:
     """Run the program in `num_ranks` processes of this machine; arguments and errors are those of `run_on`."""
-    return run_on(LocalEngine(), program, num_ranks, silent=silent, tolerance=tolerance, logs=logs)
+    return run_on(
+        LocalEngine(),
+        program,
+        num_ranks,
+        silent=silent,
+        tolerance=tolerance,
+        logs=logs,
+        shows=shows,
+        interrupts_all=interrupts_all,
+    )
 
 
-def threads_per_rank(num_ranks: int) -> int:
-    """How many threads each of so many ranks on this machine computes with."""
-    return max(1, len(os.sched_getaffinity(0)) // num_ranks)
+def threads_per_rank(num_ranks: int, environment: Mapping[str, str] = os.environ) -> int:
+    """How many threads each of so many ranks on this machine computes with: as the user says in OMP_NUM_THREADS, or
+    else an equal part of the cores.
+
+    >>> threads_per_rank(2, {"OMP_NUM_THREADS": "3"})
+    3
+    """
+    given = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # after a comma, of nested regions
+    return int(given) if given.isdecimal() and int(given) else max(1, len(os.sched_getaffinity(0)) // num_ranks)
+
+
+def rank_variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
+    """The variables that torchrun sets, for scripts that ask for them and for torch.distributed's `env://`."""
+    numbers = {"": rank, "LOCAL_": rank, "ROLE_": rank, "GROUP_": 0}
+    sizes = {"": num_ranks, "LOCAL_": num_ranks, "ROLE_": num_ranks, "GROUP_": 1}
+    return {
+        **{f"{prefix}RANK": str(number) for prefix, number in numbers.items()},
+        **{f"{prefix}WORLD_SIZE": str(size) for prefix, size in sizes.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": f"weft-{port}",  # by which libraries tell that a launcher like torchrun is there
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 of a script keeps the store of torch.distributed itself
+    }
+
+
+def reserve_port() -> socket.socket:
+    """A port of the loopback interface that no other launch gets while the socket is open.
+
+    It is bound and does not listen, so that whoever sets SO_REUSEADDR, as the store of torch.distributed does, can
+    listen there. What remains: a program that asks for this very number could take it first.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 @final
@@ -77,6 +125,7 @@ class LocalRanks(AbstractRanks):
         self._forks = forks
         self._ranks: list[Process] = []
         self._restarts: Counter[int] = Counter()
+        self._port = reserve_port()
 
     def start(self) -> None:
         for rank in range(self._num_ranks):
@@ -105,10 +154,10 @@ class LocalRanks(AbstractRanks):
             time.sleep(POLL_SECONDS if alive else 0)
         return ends
 
-    def interrupt(self) -> None:
+    def interrupt(self, *, everyone: bool) -> None:
         alive = [rank for rank in self._ranks if rank.poll() is None]
-        if alive:
-            alive[0].send_signal(signal.SIGINT)
+        for rank in alive if everyone else alive[:1]:
+            rank.send_signal(signal.SIGINT)
 
     def end(self) -> None:
         for rank in self._ranks:
@@ -116,6 +165,7 @@ class LocalRanks(AbstractRanks):
                 rank.kill()
         for rank in self._ranks:
             rank.wait()
+        self._port.close()
 
     def _poll(self, rank: int) -> End | None:
         code = self._ranks[rank].poll()
@@ -131,11 +181,11 @@ class LocalRanks(AbstractRanks):
     def _start(self, rank: int) -> Process:
         environment = {
             **os.environ,
+            **rank_variables(rank, self._num_ranks, self._port.getsockname()[1]),
             "WEFT_RANK": str(rank),
             "WEFT_SIZE": str(self._num_ranks),
             "WEFT_MEETING": str(self._folder),
             "WEFT_STARTER": str(os.getpid()),
-            "LOCAL_RANK": str(rank),  # for scripts of users, who choose a device by it
             "OMP_NUM_THREADS": str(threads_per_rank(self._num_ranks)),
         }
         forked = fork_rank(self._folder, environment) if self._forks else None

@@ -4,34 +4,26 @@ python -m weft.engines.rank_process FOLDER     with WEFT_RANK, WEFT_SIZE, WEFT_M
 """
 
 import ctypes
+import io
 import os
 import signal
 import sys
-import time
-import traceback
 from dataclasses import asdict
 from pathlib import Path
 
 from weft.atomic import write_json
-from weft.engines.rank_program import INTERRUPTED, Failure, RankProgram, has_kept_logs, log_of, mark_process
-from weft.engines.tee import keep_output
-from weft.errors import PeerLostError, WeftError
+from weft.engines.failure import describe
+from weft.engines.rank_program import INTERRUPTED, RankProgram, log_of, mark_process, stream_of
 
 __all__ = ["be_rank", "die_with_parent", "run_rank"]
 
 
 def be_rank(folder: Path, rank: int) -> int:
-    """Run the program; returns the exit code. What it prints goes to the rank's log; of rank 0 it is shown, and goes to
-    a log too where logs are kept."""
+    """Run the program; returns the exit code. What rank 0 prints is shown, what others print goes to their logs; either
+    may go through the launcher, which does both."""
     mark_process(folder, rank)
     _name_process(f"weft-rank-{rank}")
-    if rank > 0:
-        log = os.open(log_of(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
-    elif has_kept_logs(folder):
-        keep_output(log_of(folder, rank))
+    _use_output(folder, rank)
     return run_rank(folder, rank)
 
 
@@ -42,19 +34,25 @@ def run_rank(folder: Path, rank: int) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        exit_code = error.exit_code if isinstance(error, WeftError) else 3
-        failure = Failure(
-            rank,
-            time.time(),
-            type(error).__name__,
-            str(error),
-            traceback.format_exc(),
-            exit_code,
-            isinstance(error, PeerLostError),
-        )
+        sys.last_value = error  # as Python does, for what still runs when the process ends
+        failure = describe(error, rank)
         write_json(folder / f"failure-{rank}.json", asdict(failure))
-        return exit_code
+        return failure.exit_code
     return 0
+
+
+def _use_output(folder: Path, rank: int) -> None:
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        path = stream_of(folder, rank, "out" if number == 1 else "err")
+        if not path.exists():
+            if rank == 0:
+                continue
+            path = log_of(folder, rank)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOCTTY, 0o600)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)  # what others wait to read does not wait in here
 
 
 def die_with_parent(parent: int) -> None:

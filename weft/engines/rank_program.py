@@ -2,10 +2,12 @@
 
 Its folder holds what the engine and its ranks tell each other:
 
-    program.json        the import path and its arguments
+    owner               locked by the launcher (meeting.py)
+    program.json        the import path, its arguments, and variables of the environment
     process-RANK        the id of the rank's process
     joined-RANK         is there once the others know the rank, and will hear of its death
     rank-RANK.log       what the rank printed; that of rank 0, which is shown, only where logs are kept
+    out-RANK, err-RANK  where the rank prints to, if that goes through the launcher (relay.py)
     result-RANK.json    what the rank returned, or
     failure-RANK.json   the error as its rank saw it
 """
@@ -13,18 +15,17 @@ Its folder holds what the engine and its ranks tell each other:
 import importlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from weft.atomic import write_json
+from weft.engines.failure import Failure
 
 __all__ = [
     "INTERRUPTED",
-    "Failure",
     "RankProgram",
     "has_joined",
-    "has_kept_logs",
     "has_result",
     "keep_logs",
     "log_of",
@@ -32,6 +33,7 @@ __all__ = [
     "read_failure",
     "read_process",
     "read_result",
+    "stream_of",
 ]
 
 INTERRUPTED = 130
@@ -39,10 +41,15 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class RankProgram:
-    """The program of every rank: `module:function` called with keyword arguments that JSON can hold."""
+    """The program of every rank: `module:function` called with keyword arguments that JSON can hold.
+
+    Args:
+        variables: of the environment, set in every rank before anything of the program is imported.
+    """
 
     path: str
     arguments: dict[str, Any]
+    variables: dict[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         write_json(folder / "program.json", asdict(self))
@@ -52,21 +59,9 @@ class RankProgram:
         return RankProgram(**json.loads((folder / "program.json").read_text()))
 
     def call(self) -> Any:
+        os.environ.update(self.variables)
         module, _, name = self.path.partition(":")
         return getattr(importlib.import_module(module), name)(**self.arguments)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a rank failed. One that lost a peer is a witness, not the cause."""
-
-    rank: int
-    moment: float
-    kind: str
-    text: str
-    traceback: str
-    exit_code: int
-    is_witness: bool
 
 
 def read_result(folder: Path, rank: int) -> Any:
@@ -96,7 +91,7 @@ def has_joined(folder: Path, rank: int) -> bool:
 
 def read_failure(folder: Path, rank: int) -> Failure | None:
     file = folder / f"failure-{rank}.json"
-    return Failure(**json.loads(file.read_text())) if file.is_file() else None
+    return Failure.from_json(json.loads(file.read_text())) if file.is_file() else None
 
 
 def log_of(folder: Path, rank: int) -> Path:
@@ -110,5 +105,5 @@ def keep_logs(folder: Path, num_ranks: int, logs: Path) -> None:
         log_of(folder, rank).symlink_to(log_of(logs.absolute(), rank))
 
 
-def has_kept_logs(folder: Path) -> bool:
-    return log_of(folder, 0).is_symlink()
+def stream_of(folder: Path, rank: int, stream: Literal["out", "err"]) -> Path:
+    return folder / f"{stream}-{rank}"

@@ -1,10 +1,12 @@
 """A run folder: `record.json`, `log.jsonl` and `checkpoint/`."""
 
+import fcntl
 import json
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +16,7 @@ from weft.errors import CorruptFileError, RunFolderError, StorageError
 from weft.records.record_file import RECORD_NAME
 from weft.records.strict_json import decode_json, encode_json, parse_json
 
-__all__ = ["RunFolder", "create_run_folder", "open_run_folder"]
+__all__ = ["RunFolder", "create_run_folder", "open_run_folder", "use_alone"]
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,28 @@ def open_run_folder(path: Path) -> RunFolder:
     if not (path / RECORD_NAME).is_file():
         raise RunFolderError(f"not a run folder, for it has no {RECORD_NAME} ({path}); give one that `weft run` made")
     return RunFolder(path)
+
+
+@contextmanager
+def use_alone(folder: RunFolder) -> Iterator[None]:
+    """Let no other process train in a run folder while the block runs. The folder itself is locked: nothing is left
+    behind, and the kernel unlocks it when this process is gone, however it went.
+
+    Raises:
+        RunFolderError: another process does.
+    """
+    descriptor = os.open(folder.path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise RunFolderError(f"run is under way in another process ({folder.path}); wait for its end") from None
+    except OSError:
+        pass  # a file system without locks of folders (NFS): there it is up to the user
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _fresh_name(name: str) -> str:

@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from weft.console import error_console
 from weft.distributed.place import LaunchedPlace
 from weft.engines.local import run_ranks
 from weft.engines.rank_program import RankProgram
 from weft.engines.tolerance import tolerance_of
 from weft.errors import TrainingError, UsageError
-from weft.records.run_folder import RunFolder
+from weft.records.run_folder import RunFolder, use_alone
 from weft.runs.job import Job
-from weft.runs.rank import join_job, tell_how_to_resume, train_at
+from weft.runs.rank import interrupted, join_job, train_at
 
 __all__ = ["Finished", "execute"]
 
@@ -39,14 +40,16 @@ def execute(make_job: Callable[[int | None], Job], *, quiet: bool, restarts: int
     job = make_job(None)
     plan = job.recipe.mutable.plan
     try:
-        if plan.roles.num_processes == 1:
-            train_at(place, job, quiet=quiet)
-        else:
-            program = RankProgram("weft.runs.rank:train_rank", {"job": job.to_json(), "quiet": quiet})
-            run_ranks(program, plan.roles.num_processes, tolerance=tolerance_of(plan, restarts))
+        with use_alone(job.folder):
+            if plan.roles.num_processes == 1:
+                train_at(place, job, quiet=quiet)
+            else:
+                if not quiet:
+                    error_console().print(f"starting {plan.roles.num_processes} processes")
+                program = RankProgram("weft.runs.rank:train_rank", {"job": job.to_json(), "quiet": quiet})
+                run_ranks(program, plan.roles.num_processes, tolerance=tolerance_of(plan, restarts))
     except TrainingError as error:
         return Finished(job.folder, error)
     except KeyboardInterrupt:
-        tell_how_to_resume(job)
-        raise
+        raise interrupted(job) from None
     return Finished(job.folder)

@@ -118,6 +118,11 @@ def print_notice(console: Console, event: Event) -> None:
         console.print(f"note: {event.text}", soft_wrap=True)
 
 
+def print_stage(console: Console, event: Event) -> None:
+    if isinstance(event, events.Stage):
+        console.print(event.text, soft_wrap=True)
+
+
 class LiveProgress:
     """One bar per training."""
 
@@ -130,6 +135,7 @@ class LiveProgress:
     def __call__(self, event: Event) -> None:
         now = self._clock()
         print_notice(self._bars.console, event)
+        print_stage(self._bars.console, event)
         if isinstance(event, events.TrainingStarted):
             self._snapshot = start(next(self._labels, "training"), event, now)
             self._task = self._bars.add_task(self._snapshot.label, total=1.0, numbers="")
@@ -154,6 +160,7 @@ class PlainProgress:
     def __call__(self, event: Event) -> None:
         now = self._clock()
         print_notice(self._console, event)
+        print_stage(self._console, event)
         if isinstance(event, events.TrainingStarted):
             self._snapshot = start(next(self._labels, "training"), event, now)
             self._next_seconds = FIRST_LINE_SECONDS

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from weft.console import error_console
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.place import LaunchedPlace, open_group
 from weft.distributed.realise import RunSpec, realise
+from weft.records.run_folder import use_alone
 from weft.runs.job import Job
 from weft.runs.progress import use_progress
 from weft.training.process import keep_freed_memory
@@ -18,7 +20,7 @@ from weft.training.replicas import AbstractReplicas
 from weft.training.run import resume_run, run_recipe
 from weft.training.surroundings import Surroundings
 
-__all__ = ["join_job", "tell_how_to_resume", "train_at", "train_rank"]
+__all__ = ["interrupted", "join_job", "train_at", "train_rank"]
 
 
 def train_rank(job: dict[str, Any], quiet: bool) -> None:
@@ -34,24 +36,25 @@ def train_rank(job: dict[str, Any], quiet: bool) -> None:
 def join_job(place: LaunchedPlace, make_job: Callable[[int], Job], *, quiet: bool) -> Job:
     """Be one of the ranks that another launcher started: rank 0 makes the job and tells the rest."""
     made: Job | None = None
-    try:
-        group = open_group(place.launch, generation=1)
+    with ExitStack() as until_end:
         try:
-            made = make_job(group.size) if group.rank == 0 else None
-            job = _broadcast_job(group, made)
-        finally:
-            group.close()
-        train_at(place, job, quiet=quiet)
-    except KeyboardInterrupt:
-        if made is not None:
-            tell_how_to_resume(made)
-        raise
+            group = open_group(place.launch, generation=1)
+            try:
+                if group.rank == 0:
+                    made = make_job(group.size)
+                    until_end.enter_context(use_alone(made.folder))
+                job = _broadcast_job(group, made)
+            finally:
+                group.close()
+            train_at(place, job, quiet=quiet)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt if made is None else interrupted(made) from None
     return job
 
 
-def tell_how_to_resume(job: Job) -> None:
-    path = shlex.quote(str(job.folder.path))
-    error_console().print(f"interrupted; go on with: weft run --resume {path}", soft_wrap=True)
+def interrupted(job: Job) -> KeyboardInterrupt:
+    """The interrupt of a job, which says how it can go on."""
+    return KeyboardInterrupt(f"interrupted; go on with: weft run --resume {shlex.quote(str(job.folder.path))}")
 
 
 def train_at(place: LaunchedPlace, job: Job, *, quiet: bool) -> None:

@@ -81,6 +81,9 @@ class VirtualPlace(AbstractPlace):
         own = self._group.split(int(self.rank >= num_ranks), self.rank)
         return own if self.rank < num_ranks else None
 
+    def open_notes(self) -> None:
+        return None
+
     def open_mailbox(self, plan: Plan, address: int) -> AbstractMailbox:
         """One that ends with the process that its address shares."""
         roles = plan.roles

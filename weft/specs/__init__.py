@@ -2,7 +2,7 @@
 
 from weft.specs.devices import CPU, find_device, list_devices
 from weft.specs.mesh import Axis, Mesh
-from weft.specs.parsing import as_plan, parse_plan
+from weft.specs.parsing import as_plan, parse_plan, parse_plan_for
 from weft.specs.plan import Choice, Plan
 from weft.specs.roles import Roles
 from weft.specs.tensors import IGNORED, Batch, TaskSpec, TensorSpec
@@ -22,4 +22,5 @@ __all__ = [
     "find_device",
     "list_devices",
     "parse_plan",
+    "parse_plan_for",
 ]

@@ -9,7 +9,7 @@ from weft.specs.axes import AXES, DEGREES, Number, Value
 from weft.specs.plan import Choice, Plan
 from weft.specs.refusals import check_plan
 
-__all__ = ["as_plan", "parse_plan"]
+__all__ = ["as_plan", "parse_plan", "parse_plan_for"]
 
 
 def parse_plan(text: str) -> Plan:
@@ -38,6 +38,15 @@ def as_plan(plan: Plan | str) -> Plan:
     8
     """
     return parse_plan(str(plan))
+
+
+def parse_plan_for(plan: Plan | str, num_ranks: int) -> Plan:
+    """A plan, in which a degree without a number stands for all ranks.
+
+    >>> str(parse_plan_for("data topology=ring", 4))
+    'data=4 topology=ring'
+    """
+    return as_plan(" ".join(f"{word}={num_ranks}" if word in DEGREES else word for word in str(plan).split()))
 
 
 def _parse_degree(key: str, text: str) -> int:

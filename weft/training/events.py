@@ -15,6 +15,7 @@ __all__ = [
     "Listener",
     "Notice",
     "Progress",
+    "Stage",
     "StepEnded",
     "StepResult",
     "StepStarted",
@@ -98,6 +99,13 @@ class Notice:
     text: str
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What goes on now beside the steps, and takes time."""
+
+    text: str
+
+
 Event = (
     TrainingStarted
     | TrainingEnded
@@ -108,6 +116,7 @@ Event = (
     | EvaluationStarted
     | EvaluationEnded
     | Notice
+    | Stage
 )
 
 Listener = Callable[[Event], None]

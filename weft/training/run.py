@@ -16,7 +16,7 @@ from weft.training.build import build_task, check_recipe
 from weft.training.checkpoint import latest_checkpoint
 from weft.training.checkpointer import Checkpointer
 from weft.training.evaluation import evaluate
-from weft.training.events import Event, Listener, Notice
+from weft.training.events import Event, Listener, Notice, Stage
 from weft.training.history import History
 from weft.training.interrupt import use_interrupt
 from weft.training.log import log_to
@@ -195,7 +195,8 @@ def _train_once(
     watching = use_resource_watch(is_idle=surroundings.is_virtual)
     with use_interrupt() as interrupt, use_determinism(), watching as watch:
         heard = [log_to(folder, seed), *listeners] if replicas.mesh.rank == 0 else []
-        emit = _in_turn([history, watch, surroundings.listen, *heard, interrupt])
+        emit, tell = _in_turn([history, watch, surroundings.listen, *heard, interrupt]), _in_turn(heard)
+        tell(Stage("loading data"))
         started = now()
         splits = surroundings.load(recipe)
         task, state = build_task(recipe, splits, seed, replicas, surroundings.device)
@@ -226,6 +227,14 @@ def _train_once(
             hashes = {"parameters": hash_tensors(state.model.parameters)}
 
     values = values_of(history, task.target, wall_clock, {f"test/{name}": score for name, score in scores.items()})
+    is_alone = replicas.mesh.num_ranks == 1
+    tell(Stage("measuring one step" if is_alone else "measuring one rank alone, for the scaling efficiency"))
+    probed = {
+        "optimizer_memory": _most(replicas, state.optimizer.num_bytes),
+        **(probe_data(task) if replicas.mesh.rank == 0 else {}),
+        **probe_scaling(task, state, values["step_time"], now),
+        **({} if surroundings.is_virtual else probe_step(task, state, values["throughput"])),
+    }
     return Repetition(
         seed=seed,
         status="done",
@@ -236,10 +245,7 @@ def _train_once(
             **values,
             **consensus.values,
             **watch.values,
-            "optimizer_memory": _most(replicas, state.optimizer.num_bytes),
-            **(probe_data(task) if replicas.mesh.rank == 0 else {}),
-            **probe_scaling(task, state, values["step_time"], now),
-            **({} if surroundings.is_virtual else probe_step(task, state, values["throughput"])),
+            **probed,
         },
         series={
             "train/loss": tuple(history.losses),

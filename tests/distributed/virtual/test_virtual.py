@@ -148,7 +148,11 @@ def test_a_deadlock_says_who_waits_for_whom() -> None:
         else:
             group.barrier()
 
-    with pytest.raises(TrainingError, match=r"rank 0 waits for rank 1 \(tag 4\); rank 1 waits for rank 0 \(tag 4\)"):
+    here = r"at \S*test_virtual.py:\d+ in program: group.recv\(.*\)"
+    waits = (
+        rf"rank 0 waits for rank 1 \(tag 4\) {here}; rank 1 waits for rank 0 \(tag 4\) {here}; rank 2 waits in Barrier"
+    )
+    with pytest.raises(TrainingError, match=waits):
         run_virtual(program, 3)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol, final
 from weakref import WeakKeyDictionary
 
-from weft.errors import PeerLostError
+from weft.errors import PeerLostError, UsageError
 
 __all__ = ["Heartbeat", "LivenessMonitor", "PendingCall", "Store", "find_left", "find_silent", "name_host"]
 
@@ -24,6 +24,8 @@ TICK_SECONDS = 0.2
 # How long a rank that closes waits for the others, so that what it sent last, and its store, outlive their last call.
 LINGER_SECONDS = 2.0
 NEAR_SECONDS = 5.0
+# A process whose heartbeat stands still for so long is gone, however long a call may take.
+QUIET_SECONDS = 150.0
 POLL_SECONDS = 0.002
 
 
@@ -146,14 +148,18 @@ class LivenessMonitor:
         if self._loss is not None:
             raise PeerLostError(str(self._loss), self._loss.peer)
 
+    def check_open(self) -> None:
+        """Raise UsageError if this rank has closed the group, maybe in another thread."""
+        if self._stop.is_set():
+            raise UsageError("the group was closed while a call was under way; wait for it before")
+
     def explain(self, work: object, *, was_timeout: bool) -> None:
         """Raise PeerLostError for a call that the transport gave up, as soon as it is known which peer is lost."""
         with self._lock:
             call = self._pending.get(work, PendingCall())
         # The end of a process on this host is seen at once; that of a far one takes its time.
-        patience = self._timeout if self._has_far_peers else min(self._timeout, NEAR_SECONDS)
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
+        deadline = time.monotonic() + min(self._timeout, 2 * QUIET_SECONDS if self._has_far_peers else NEAR_SECONDS)
+        while time.monotonic() < deadline and not self._stop.is_set():
             self._look()
             if was_timeout and self._loss is None:
                 silent = find_silent(self._heartbeats, self._rank, call)
@@ -171,7 +177,8 @@ class LivenessMonitor:
             with self._lock:
                 self._own = replace(self._own, is_closed=True, is_waiting=False)
             self._publish()
-            self._linger()
+            if not self.is_waiting:
+                self._linger()
 
     def _wait_for_heartbeats(self) -> None:
         deadline = time.monotonic() + self._timeout
@@ -238,7 +245,7 @@ class LivenessMonitor:
 
     def _is_quiet(self, rank: int) -> bool:
         is_far = self._heartbeats[rank].host != self._own.host
-        return is_far and time.monotonic() - self._changed[rank] > self._timeout / 2
+        return is_far and time.monotonic() - self._changed[rank] > min(self._timeout / 2, QUIET_SECONDS)
 
     def _decide(self, peer: int, reason: str) -> None:
         self._adopt(self._store.compare_set("loss", "", f"{peer} {reason}").decode())

@@ -202,8 +202,9 @@ class _MpiWork(AbstractWork):
     def _pause(self, waited: float) -> None:
         try:
             self._liveness.check()
-        except PeerLostError as error:
-            self._end(error)
+            self._liveness.check_open()
+        except (PeerLostError, UsageError) as error:
+            return self._end(error)
         if waited > self._timeout:
             self._fail(TimeoutError(f"MPI took more than {self._timeout:g} s"), was_timeout=True)
         time.sleep(0 if waited < YIELDING_SECONDS else IDLE_SECONDS)

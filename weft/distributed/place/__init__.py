@@ -2,6 +2,7 @@
 
 from weft.distributed.place.launch import Launch, find_launch
 from weft.distributed.place.launched import LaunchedPlace
+from weft.distributed.place.meeting import has_met
 from weft.distributed.place.open_group import Kind, open_group, open_store
 from weft.distributed.place.open_mailbox import open_launched_mailbox
 from weft.distributed.place.place import AbstractPlace
@@ -13,6 +14,7 @@ __all__ = [
     "Launch",
     "LaunchedPlace",
     "find_launch",
+    "has_met",
     "open_group",
     "open_launched_mailbox",
     "open_store",

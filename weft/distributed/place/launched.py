@@ -6,10 +6,11 @@ from typing import final
 import torch
 
 from weft.distributed.group.group import AbstractGroup
+from weft.distributed.group.liveness import Store
 from weft.distributed.mailbox import AbstractMailbox
 from weft.distributed.place.devices import open_for_device, prepare_device
 from weft.distributed.place.launch import Launch, find_launch
-from weft.distributed.place.open_group import open_group, open_world
+from weft.distributed.place.open_group import open_group, open_store, open_world
 from weft.distributed.place.open_mailbox import open_launched_mailbox
 from weft.distributed.place.place import AbstractPlace
 from weft.specs import CPU, Plan, find_device
@@ -55,7 +56,7 @@ class LaunchedPlace(AbstractPlace):
         return plan.roles.processes[self.rank]
 
     def open_group(self, plan: Plan) -> AbstractGroup:
-        group = open_group(self.launch)
+        group = open_group(self.launch, timeout=self.patience)
         try:
             return open_for_device(self.launch, group, plan, self.device)
         except BaseException:
@@ -63,7 +64,10 @@ class LaunchedPlace(AbstractPlace):
             raise
 
     def open_world(self, num_ranks: int) -> AbstractGroup | None:
-        return open_world(self.launch, num_ranks)
+        return open_world(self.launch, num_ranks, self.patience)
+
+    def open_notes(self) -> Store | None:
+        return open_store(self.launch, self.patience) if self.size > 1 else None
 
     def open_mailbox(self, plan: Plan, address: int) -> AbstractMailbox:
         return open_launched_mailbox(self.launch, address=address, known=range(plan.roles.num_addresses))

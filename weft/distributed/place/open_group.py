@@ -20,6 +20,7 @@ from weft.distributed.group.shared_memory import SharedMemoryGroup, StoreRendezv
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.group.torch_group import TorchBackend, TorchGroup
 from weft.distributed.place.launch import Launch
+from weft.distributed.place.meeting import note_meeting
 from weft.errors import UsageError, nearest
 from weft.specs import CPU
 
@@ -48,6 +49,7 @@ def open_group(
     >>> open_group(Launch("nobody")).size
     1
     """
+    note_meeting()
     match kind if kind != "auto" else choose_kind(launch):
         case "solo":
             if launch.size > 1:
@@ -65,17 +67,19 @@ def open_group(
             raise UsageError(f"unknown kind of group (kind: {kind}); {nearest(kind, get_args(Kind))}")
 
 
-def open_world(launch: Launch, num_ranks: int) -> AbstractGroup | None:
+def open_world(launch: Launch, num_ranks: int, timeout: float = 300.0) -> AbstractGroup | None:
     """A group of the first `num_ranks` processes beside all others; None in a process that is not one of them. A
     collective call of all processes."""
     if num_ranks == launch.size:
-        return open_group(launch, name="world")
+        return open_group(launch, name="world", timeout=timeout)
     if launch.launcher == "mpirun" and not launch.is_one_host:
         raise UsageError("processes that are no ranks need one host under mpirun; leave out place=own, or use torchrun")
     if launch.rank < num_ranks:
-        return open_group(replace(launch, size=num_ranks, local_size=min(launch.local_size, num_ranks)), name="world")
+        ranks = replace(launch, size=num_ranks, local_size=min(launch.local_size, num_ranks))
+        return open_group(ranks, name="world", timeout=timeout)
+    note_meeting()
     if launch.launcher == "mpirun":
-        _open_run_store(launch, 300.0, 0)  # all processes find a store together
+        _open_run_store(launch, timeout, 0)  # all processes find a store together
     return None
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from weft.distributed.mailbox import AbstractMailbox, LocalTransport, MailboxKind, StoreDirectory, open_mailbox
 from weft.distributed.place.launch import Launch
+from weft.distributed.place.meeting import note_meeting
 from weft.distributed.place.open_group import open_store
 from weft.errors import UsageError
 
@@ -37,6 +38,7 @@ def open_launched_mailbox(
     (0, {})
     >>> mailbox.close()
     """
+    note_meeting()
     own = launch.rank if address is None else address
     if launch.launcher == "nobody":
         return LocalTransport().open(own)

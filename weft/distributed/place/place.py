@@ -8,6 +8,7 @@ from typing import Any, TypeVar, final
 import torch
 
 from weft.distributed.group.group import AbstractGroup
+from weft.distributed.group.liveness import Store
 from weft.distributed.mailbox import AbstractMailbox
 from weft.specs import CPU, Plan
 from weft.training.optimizers import AbstractOptimizer
@@ -73,6 +74,11 @@ class AbstractPlace(ABC):
     def open_world(self, num_ranks: int) -> AbstractGroup | None:
         """A group of the first `num_ranks` processes, apart from any plan's, for tensors of the CPU; None in a process
         that is not one of them. Called once, by all processes."""
+
+    @abstractmethod
+    def open_notes(self) -> Store | None:
+        """Where ranks leave notes for each other beside their groups; None where time is virtual, and nobody could read
+        them while another waits. Called once, by all processes."""
 
     @abstractmethod
     def open_mailbox(self, plan: Plan, address: int) -> AbstractMailbox:

@@ -18,9 +18,8 @@ from weft.distributed.placement import DataParallel
 from weft.distributed.realise import RunSpec, realise
 from weft.distributed.script.gradients import GradientHooks
 from weft.distributed.script.loaders import SharedLoader
-from weft.distributed.script.world import parse_plan_for
 from weft.errors import PlanError, UsageError
-from weft.specs import CPU, Plan
+from weft.specs import CPU, Plan, parse_plan_for
 from weft.training.process import keep_freed_memory
 
 __all__ = ["weave"]

@@ -9,29 +9,21 @@ They are apart because ranks may train each at a pace of its own, and still meet
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import final
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.place import AbstractPlace, LaunchedPlace
-from weft.specs import Plan, as_plan
-from weft.specs.axes import DEGREES
+from weft.distributed.script.in_step import NO_FACTS, Facts, InStep
+from weft.distributed.script.whereabouts import Closable
+from weft.specs import Plan, parse_plan_for
 
-__all__ = ["PLAN_VARIABLE", "World", "find_world", "parse_plan_for", "use_world"]
+__all__ = ["PLAN_VARIABLE", "World", "find_world", "use_world"]
 
 PLAN_VARIABLE = "WEFT_PLAN"
 """The plan that `weft launch --plan` gives to the ranks."""
-
-
-def parse_plan_for(plan: Plan | str, num_ranks: int) -> Plan:
-    """A plan, in which a degree without a number stands for all ranks.
-
-    >>> str(parse_plan_for("data topology=ring", 4))
-    'data=4 topology=ring'
-    """
-    return as_plan(" ".join(f"{word}={num_ranks}" if word in DEGREES else word for word in str(plan).split()))
 
 
 @final
@@ -49,6 +41,7 @@ class World:
         self.place = place
         self.plan = plan
         self.num_ranks = place.size if plan is None else plan.num_ranks
+        self.in_step = InStep(place, self.num_ranks, lambda: self.group)
 
     @property
     def rank(self) -> int:
@@ -66,6 +59,28 @@ class World:
     def group(self) -> AbstractGroup:
         """All ranks, for calls of the script and no others. The first use is a collective call of all processes."""
         return self.place.open_world(self.num_ranks) or SoloGroup()
+
+    def meeting(self, kind: str, facts: Facts = NO_FACTS, *, same_line: bool = True) -> AbstractContextManager[None]:
+        """Around every call that the script makes on all ranks over the world's group.
+
+        Args:
+            kind: the call, as users know it (`weft.mean`).
+            facts: what must be the same on all ranks, by name: what differs is named with its values.
+            same_line: whether it must be called at the same line of the script too.
+
+        Raises:
+            OutOfStepError: on all ranks, where one is in another call.
+        """
+        return self.in_step.meeting(kind, facts, same_line=same_line)
+
+    def waiting(self, kind: str, closes: Closable | None, *, together: bool = True) -> AbstractContextManager[None]:
+        """Around every wait of this rank for others in the groups and mailboxes of plans; may be entered many times.
+
+        Args:
+            closes: what is closed to end the waiting, should ranks be out of step.
+            together: whether all ranks make this call, in the same order among their calls and meetings.
+        """
+        return self.in_step.waiting(kind, closes, together=together)
 
 
 _own = threading.local()  # of a virtual rank, which is a thread

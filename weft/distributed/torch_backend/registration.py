@@ -22,4 +22,4 @@ def _open(options: Any, backend_options: Any) -> WeftProcessGroup:
     timeout: timedelta = options.timeout
     rendezvous = StoreRendezvous(options.store)  # torch hands out a new store for every group
     group = SharedMemoryGroup(rendezvous, options.group_rank, options.group_size, timeout=timeout.total_seconds())
-    return WeftProcessGroup(group)
+    return WeftProcessGroup(group, options.store, timeout)

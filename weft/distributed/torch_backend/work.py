@@ -1,6 +1,6 @@
 """A call of torch.distributed under way."""
 
-import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,35 +10,72 @@ from typing import final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 
 from weft.distributed.group.group import AbstractWork
+from weft.distributed.torch_backend.observers import Record
+from weft.distributed.torch_backend.resolver import FutureResolver
 from weft.errors import DeadlineError
 
-__all__ = ["FutureResolver", "WeftWork"]
+__all__ = ["WeftWork", "ends_before"]
 
 POLL_SECONDS = 1e-4
 
 
+def ends_before(works: Sequence[AbstractWork], deadline: float) -> bool:
+    """Wait for calls until a moment of the monotonic clock. Raises what made one fail."""
+    while not all(work.is_done() for work in works):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    for work in works:
+        work.wait()
+    return True
+
+
 @final
 class WeftWork(dist.Work):
-    """One torch call, made of one or more of ours; `finish` puts results where torch wants them."""
+    """One torch call, made of one or more of ours.
+
+    Args:
+        finish: puts results where torch wants them.
+        record: the call in torch.profiler, which the resolver ends.
+        timeout: of a wait that is given none.
+        source: of a receive from any rank: the rank that it came from, once it is done.
+    """
 
     def __init__(
         self,
         works: Sequence[AbstractWork],
         result: list[Tensor],
-        resolver: "FutureResolver",
+        resolver: FutureResolver,
         finish: Callable[[], object] | None = None,
+        *,
+        record: Record | None = None,
+        timeout: timedelta | None = None,
+        source: Callable[[], int] | None = None,
     ) -> None:
         super().__init__()
         self._works, self._result, self._finish, self._resolver = works, result, finish, resolver
+        self._record, self._timeout, self._source = record, timeout, source
         self._lock = threading.Lock()
         self._future: torch.futures.Future[list[Tensor]] | None = None
+        self._to_complete: torch.futures.Future[list[Tensor]] | None = None
+        self._to_end = record
+        if record is not None:
+            resolver.add(self._settle)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Raises DeadlineError where the call is not done in time. None, and 0 as in torch, are no limit."""
+        timeout = timeout or self._timeout
         if timeout is not None and timeout > timedelta(0):
             self._wait_until(time.monotonic() + timeout.total_seconds(), timeout)
+        self._end()
+        if self._record is not None:
+            self._record.wait()
+        return True
+
+    def _end(self) -> None:
         for work in self._works:
             work.wait()
         if self._finish is not None:
@@ -46,17 +83,14 @@ class WeftWork(dist.Work):
                 finish, self._finish = self._finish, None
                 if finish is not None:
                     finish()
-        return True
 
     def _wait_until(self, deadline: float, timeout: timedelta) -> None:
-        while not self.is_completed():
-            if time.monotonic() > deadline:
-                raise DeadlineError(
-                    f"timed out waiting for a call (timeout: {timeout.total_seconds():g} s); "
-                    "look at what the other ranks do, or wait for longer",
-                    peers=(),
-                )
-            time.sleep(POLL_SECONDS)
+        if not ends_before(self._works, deadline):
+            raise DeadlineError(
+                f"timed out waiting for a call (timeout: {timeout.total_seconds():g} s); "
+                "look at what the other ranks do, or wait for longer",
+                peers=(),
+            )
 
     def is_completed(self) -> bool:
         return all(work.is_done() for work in self._works)
@@ -67,44 +101,53 @@ class WeftWork(dist.Work):
     def result(self) -> list[Tensor]:
         return self._result
 
+    def _source_rank(self) -> int:
+        return -1 if self._source is None else self._source()
+
+    source_rank = _source_rank
+
     def get_future(self) -> "torch.futures.Future[list[Tensor]]":
+        if self._is_for_half_precision_hook():
+            self.wait()
+            return torch._C.fork(lambda: self._result)  # type: ignore[no-any-return]
         with self._lock:
-            first, self._future = self._future is None, self._future or torch.futures.Future()
+            first = self._future is None
+            if first:
+                self._future = self._to_complete = torch.futures.Future()
         if first:
-            self._resolver.add(self)
+            self._resolver.add(self._settle)
+        assert self._future is not None
         return self._future
 
-    def resolve(self) -> None:
-        """Called by the resolver's thread: wait, then complete the future."""
-        assert self._future is not None
+    def _is_for_half_precision_hook(self) -> bool:
+        """Whether DDP asks from within C++, where its built-in FP16 hook takes nothing but a list of tensors of C++.
+
+        A future that Python completes holds a Python object; torch makes one with such a list only when it is done.
+        """
+        if not self._result or self._result[0].dtype is not torch.float16:
+            return False
+        caller = sys._getframe(2) if sys._getframe(1).f_back else None
+        return caller is None or caller.f_code is _engine_run_backward.__code__
+
+    def _settle(self) -> Callable[[], None]:
+        """Called by a thread of the resolver: wait, then say how to complete the future, whose callbacks may wait."""
+        error: Exception | None = None
         try:
-            self.wait()
-        except Exception as error:
-            self._future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
-        else:
-            self._future.set_result(self._result)
+            self._end()
+        except Exception as failure:
+            error = failure
+        with self._lock:
+            record, self._to_end = self._to_end, None
+            future, self._to_complete = self._to_complete, None
+        if record is not None:
+            record.end()
 
+        def complete() -> None:
+            if future is None:
+                return
+            if error is not None:
+                future.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
+            else:
+                future.set_result(self._result)
 
-@final
-class FutureResolver:
-    """A thread that completes futures, started by the first: torch's C++ side waits for those and not for works."""
-
-    def __init__(self) -> None:
-        self._works: queue.SimpleQueue[WeftWork | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def add(self, work: WeftWork) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="weft-futures", daemon=True)
-            self._thread.start()
-        self._works.put(work)
-
-    def close(self) -> None:
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self._works.put(None)
-            thread.join()
-
-    def _run(self) -> None:
-        while (work := self._works.get()) is not None:
-            work.resolve()
+        return complete

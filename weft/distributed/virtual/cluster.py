@@ -205,7 +205,8 @@ class _Cluster:
         return chain
 
     def _deadlock_text(self) -> str:
-        waits = [f"rank {rank} {work.tell()}" for rank, work in sorted(self._network.waits.items())]
+        lines = self._scheduler.lines()
+        waits = [f"rank {rank} {work.tell()}{lines[rank]}" for rank, work in sorted(self._network.waits.items())]
         more = f"; and {len(waits) - MOST_WAITS_TOLD} more" if len(waits) > MOST_WAITS_TOLD else ""
         return (
             f"ranks wait for each other ({'; '.join(waits[:MOST_WAITS_TOLD])}{more}); "

@@ -11,6 +11,7 @@ never runs backwards, nothing runs at the same time as anything else, and the sa
 """
 
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from typing import final
 import torch
 
 from weft.graph.executors.random_state import get_random_state, set_random_state
+from weft.script_lines import find_script_frame, line_of_frame
 from weft.specs import CPU
 
 __all__ = ["Action", "Scheduler", "StoppedError"]
@@ -92,6 +94,13 @@ class Scheduler:
 
     def is_over(self, rank: int) -> bool:
         return self._ranks[rank].is_over
+
+    def lines(self) -> list[str]:
+        """Where each rank is in the script that it runs, as ` at train.py:12: loss.backward()`; nothing for one that runs
+        none."""
+        frames = sys._current_frames()
+        found = [find_script_frame(frames.get(state.thread.ident or 0)) for state in self._ranks]
+        return ["" if frame is None else f" at {line_of_frame(frame)}" for frame in found]
 
     def fail(self, rank: int | None, error: BaseException) -> None:
         """End the run; the first error is the one that counts."""

@@ -8,15 +8,13 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-import torch
+from weft.script_lines import is_script_file
 
 __all__ = ["line_of", "line_on_stack", "quoted_line_on_stack"]
 
 _WEFT = Path(__file__).parents[2]
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(_WEFT), "<eval_with_key", "<frozen")
 _CAPTURES = (str(_WEFT / "graph"), str(_WEFT / "torch_private.py"))
 _LIKE_A_USERS = tuple(str(_WEFT / "training" / part) for part in ("models", "losses.py"))  # of the built-in recipes
-_PYTHON = str(Path(os.__file__).parent)
 
 
 def line_on_stack() -> str:
@@ -56,5 +54,4 @@ def _is_of_a_loop(file: str) -> bool:
 
 @cache
 def _is_the_users(file: str) -> bool:
-    is_of_python = file.startswith(_PYTHON) and "site-packages" not in file
-    return not is_of_python and (file.startswith(_LIKE_A_USERS) or not file.startswith(_NOT_THE_USERS))
+    return file.startswith(_LIKE_A_USERS) or is_script_file(file)

@@ -1,7 +1,8 @@
 // Messages between two ranks: a ring of packets each way, matched by tag. Nothing here blocks.
 //
 // A message up to kPackets * kPacketBytes leaves at once; a longer one streams through the ring while it is received.
-// One that comes before its recv, behind which another is wanted, is put aside.
+// One that comes before its recv, behind which another is wanted, is put aside. A recv from any rank stands in the
+// line of every peer until a message of one of them begins to fill it.
 #pragma once
 
 #include <deque>
@@ -17,16 +18,29 @@ class Channels {
         : segment_(segment), rank_(rank), peers_(segment.size), ring_(ring), ringer_(ringer) {}
 
     void add(Call* call) {
-        Peer& peer = peers_[call->root];
-        (call->kind == Kind::send ? peer.sends : peer.recvs).push_back(call);
         open_++;
+        if (is_from_any(call)) {
+            for (Peer& peer : peers_) peer.recvs.push_back(call);
+            return;
+        }
+        Peer& peer = peers_[size_t(call->root)];
+        (call->kind == Kind::send ? peer.sends : peer.recvs).push_back(call);
     }
 
     bool idle() const { return open_ == 0; }
 
     bool waits_for(int peer) const {
         const bool is_full = count_packets(rank_, peer) >= kPackets, is_empty = count_packets(peer, rank_) == 0;
-        return (!peers_[size_t(peer)].sends.empty() && is_full) || (!peers_[size_t(peer)].recvs.empty() && is_empty);
+        const Calls& recvs = peers_[size_t(peer)].recvs;
+        return (!peers_[size_t(peer)].sends.empty() && is_full) ||
+               (is_empty && !std::all_of(recvs.begin(), recvs.end(), is_from_any));
+    }
+
+    // Whether a recv from any rank finds nothing from any of them.
+    bool waits_for_any() const {
+        for (int peer = 0; peer < int(peers_.size()); peer++)
+            if (count_packets(peer, rank_) > 0) return false;
+        return std::any_of(peers_[0].recvs.begin(), peers_[0].recvs.end(), is_from_any);
     }
 
     // Advances all messages; gives what is done to `finish`. Returns whom they wait for.
@@ -44,9 +58,12 @@ class Channels {
     }
 
     template <class Finish> void abandon(Finish finish) {
-        for (Peer& peer : peers_)
-            for (auto* calls : {&peer.sends, &peer.recvs})
-                while (!calls->empty()) close(*calls, calls->begin(), finish);
+        for (int p = 0; p < int(peers_.size()); p++)
+            for (auto* calls : {&peers_[p].sends, &peers_[p].recvs})
+                while (!calls->empty()) {
+                    settle(calls->front(), p);
+                    close(*calls, calls->begin(), finish);
+                }
     }
 
   private:
@@ -70,6 +87,16 @@ class Channels {
         std::unique_ptr<Aside> unasked;  // or where it is put aside
         int64_t arrived = 0;             // bytes of it
     };
+
+    static bool is_from_any(const Call* call) { return call->root < 0; }
+
+    // From here on the recv is this peer's alone, if it was for any.
+    void settle(Call* call, int from) {
+        if (!is_from_any(call)) return;
+        call->root = from;
+        for (int p = 0; p < int(peers_.size()); p++)
+            if (p != from) peers_[p].recvs.erase(std::find(peers_[p].recvs.begin(), peers_[p].recvs.end(), call));
+    }
 
     template <class Finish> void close(Calls& calls, Calls::iterator at, Finish finish) {
         Call* call = *at;
@@ -100,19 +127,19 @@ class Channels {
     }
 
     template <class Finish> bool receive(Peer& peer, int from, Finish finish) {
-        bool moved = take_aside(peer, finish);
+        bool moved = take_aside(peer, from, finish);
         ChannelState& channel = segment_.channel(from, rank_);
         while (!peer.recvs.empty()) {
             const uint64_t number = channel.received.value.load(std::memory_order_relaxed);
             if (channel.sent.value.load(std::memory_order_acquire) == number) return moved;
             const Packet& packet = segment_.packet(from, rank_, number);
-            if (!peer.target && !peer.unasked) open_message(peer, packet);
+            if (!peer.target && !peer.unasked) open_message(peer, from, packet);
             unpack(peer, packet);
             const bool is_whole = peer.arrived == packet.total;
             channel.received.value.store(number + 1, std::memory_order_release);  // from here on the packet is the peer's
             ring_(ringer_, rank_);
             moved = true;
-            if (is_whole) close_message(peer, finish);
+            if (is_whole) close_message(peer, from, finish);
         }
         return moved;
     }
@@ -121,7 +148,7 @@ class Channels {
         return std::find_if(calls.begin(), calls.end(), [tag](const Call* call) { return call->tag == tag; });
     }
 
-    static void open_message(Peer& peer, const Packet& packet) {
+    void open_message(Peer& peer, int from, const Packet& packet) {
         peer.arrived = 0;
         const auto at = find(peer.recvs, packet.tag);
         if (at == peer.recvs.end()) {
@@ -129,7 +156,8 @@ class Channels {
             return;
         }
         peer.target = *at;
-        check_size(**at, packet.total);
+        settle(peer.target, from);
+        check_size(*peer.target, packet.total);
     }
 
     static void unpack(Peer& peer, const Packet& packet) {
@@ -140,7 +168,7 @@ class Channels {
         peer.arrived += bytes;
     }
 
-    template <class Finish> void close_message(Peer& peer, Finish finish) {
+    template <class Finish> void close_message(Peer& peer, int from, Finish finish) {
         if (peer.target) {
             close(peer.recvs, std::find(peer.recvs.begin(), peer.recvs.end(), peer.target), finish);
             peer.target = nullptr;
@@ -148,10 +176,10 @@ class Channels {
         }
         peer.aside.push_back(std::move(*peer.unasked));
         peer.unasked = nullptr;
-        take_aside(peer, finish);
+        take_aside(peer, from, finish);
     }
 
-    template <class Finish> bool take_aside(Peer& peer, Finish finish) {
+    template <class Finish> bool take_aside(Peer& peer, int from, Finish finish) {
         bool moved = false;
         for (auto message = peer.aside.begin(); message != peer.aside.end();) {
             const auto at = find(peer.recvs, message->tag);
@@ -160,6 +188,7 @@ class Channels {
                 continue;
             }
             Call& call = **at;
+            settle(&call, from);
             check_size(call, int64_t(message->data.size()));
             if (call.reason == Reason::none && !message->data.empty())
                 std::memcpy(call.output, message->data.data(), message->data.size());

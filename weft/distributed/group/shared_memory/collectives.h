@@ -35,7 +35,7 @@ struct Call {
     Kind kind;
     Type type;
     Reduction op;
-    int32_t root;  // or the peer of a send or recv
+    int32_t root;  // or the peer of a send or recv; below 0 for a recv from any
     int64_t tag;
     const char* input;
     char* output;

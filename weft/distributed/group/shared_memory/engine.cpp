@@ -389,7 +389,21 @@ class Engine {
             if (peer == rank_ || !(left || died) || !is_waited_for(peer)) continue;
             return fail(left ? Reason::left : Reason::died, peer);
         }
+        if (channels_.waits_for_any()) look_for_any();
         if (now_ns() - blocked_since_ > timeout_ns_) fail(Reason::silent, find_silent(waits_for));
+    }
+
+    // A recv from any rank fails with the first that died, or when all have left.
+    void look_for_any() {
+        int num_left = 0, last = rank_;
+        for (int peer = 0; peer < segment_.size; peer++) {
+            if (peer == rank_) continue;
+            const bool left = segment_.rank(peer).left.load() != 0;
+            if (!left && lives_[size_t(peer)].revents != 0) return fail(Reason::died, peer);
+            num_left += left;
+            if (left) last = peer;
+        }
+        if (num_left > 0 && num_left == segment_.size - 1) fail(Reason::left, last);
     }
 
     // Looks at the counters again: the last steps of a peer may have come just before its end.
@@ -537,6 +551,9 @@ void weft_times(const Call* call, int64_t* times) {
     times[2] = call->ended;
     times[3] = call->waited.load();
 }
+
+// Of a recv: the rank that it came from.
+int weft_source(const Call* call) { return call->root; }
 
 void weft_forget(Call* call) { delete call; }
 

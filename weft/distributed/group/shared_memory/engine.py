@@ -79,6 +79,10 @@ class AbstractTransferEngine(ABC):
     def timing(self, handle: int) -> Timing: ...
 
     @abstractmethod
+    def source(self, handle: int) -> int:
+        """The rank that a receive took its message from, once it is done."""
+
+    @abstractmethod
     def forget(self, handle: int) -> None:
         """Give a handle back whose call is done."""
 

@@ -12,7 +12,7 @@ from weft.distributed.group.clock import RealClock
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.shared_memory.opening import Attachment, attach, can_compile
 from weft.distributed.group.shared_memory.rendezvous import AbstractRendezvous, FolderRendezvous
-from weft.distributed.group.shared_memory.request import make_request
+from weft.distributed.group.shared_memory.request import Request, make_recv_any, make_request
 from weft.distributed.group.shared_memory.segment import MAX_RANKS, SegmentMember
 from weft.distributed.group.shared_memory.splitting import SplitRendezvous, find_members
 from weft.distributed.group.shared_memory.work import Owner, SharedMemoryWork, explain
@@ -67,10 +67,12 @@ class SharedMemoryGroup(AbstractGroup):
         self._shut = weakref.finalize(self, self._attachment.close)  # also when the interpreter ends
 
     def start(self, call: Call) -> SharedMemoryWork:
+        return self._start(make_request(call, self._rank, self._size))
+
+    def _start(self, request: Request) -> SharedMemoryWork:
         attachment = self._attachment
         if attachment is None:
             raise self._closed()
-        request = make_request(call, self._rank, self._size)
         work = SharedMemoryWork(self._owner, attachment.engine, request)
         if len(self._owner.still_open) > MAX_OPEN:
             self._let_go()
@@ -86,6 +88,10 @@ class SharedMemoryGroup(AbstractGroup):
             raise explain(outcome, self.rank, self._timeout)
         if request.back is not None and request.target is not None:
             request.back.copy_(request.target)
+
+    def start_recv_any(self, tensor: Tensor, tag: int = 0) -> SharedMemoryWork:
+        """Receive from whichever rank sends first under this tag; the work's `source` names it."""
+        return self._start(make_recv_any(tensor, tag))
 
     def split(self, colour: int, key: int) -> "SharedMemoryGroup":
         members = find_members(self, colour, key)

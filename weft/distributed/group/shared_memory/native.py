@@ -24,6 +24,7 @@ _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "weft_forget": (None, [_POINTER]),
     "weft_open": (_POINTER, [_POINTER, _INT, _LONG, _INT, _POINTER, _LONG, _INT, _INT]),
     "weft_segment_bytes": (_LONG, [_INT, _LONG]),
+    "weft_source": (_INT, [_POINTER]),
     "weft_start": (_POINTER, [_POINTER, ctypes.c_char_p, _POINTER, _POINTER]),
     "weft_times": (None, [_POINTER, _POINTER]),
 }
@@ -69,6 +70,7 @@ class NativeEngine(AbstractTransferEngine):
         self._wait = functions["weft_wait"]
         self._is_done = functions["weft_is_done"]
         self._times = functions["weft_times"]
+        self._source = functions["weft_source"]
         self._close = functions["weft_close"]
         self._forget = functions["weft_forget"]
         self._memory: mmap.mmap | None = memory  # mapped for as long as the engine runs
@@ -103,6 +105,9 @@ class NativeEngine(AbstractTransferEngine):
         times = (ctypes.c_int64 * 4)()
         self._times(handle, times)
         return Timing(*times)
+
+    def source(self, handle: int) -> int:
+        return int(self._source(handle))
 
     def forget(self, handle: int) -> None:
         self._forget(handle)

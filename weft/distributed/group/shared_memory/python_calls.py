@@ -170,38 +170,50 @@ class Messages:
             packet[PACKET_HEAD : PACKET_HEAD + len(part)] = part
             memory.publish(sent, to, int(sent[to]) + 1)
 
-    def receive(self, request: Request) -> Iterator[int]:
+    def receive(self, request: Request) -> Generator[int, None, int]:
         self._receives[id(request)] = request
         return self._receive(request)
 
-    def _receive(self, request: Request) -> Iterator[int]:
-        assert request.target is not None
-        arrivals, source = self._arrivals[request.root], request.root
+    def _receive(self, request: Request) -> Generator[int, None, int]:
+        """Returns the rank that the message came from."""
+        sources = range(self._memory.size) if request.root == codes.ANY else (request.root,)
         while True:
-            for index, (tag, message) in enumerate(arrivals.messages):
-                if tag == request.tag and self._is_first(request):
-                    del arrivals.messages[index], self._receives[id(request)]
-                    if len(message) != request.length:
-                        raise MismatchError(source)
-                    _bytes(request.target)[:] = message
-                    return
-            if not arrivals.is_busy:
-                yield from self._read_message(arrivals, source)
-            yield source
+            for source in sources:
+                if self._take_arrived(request, source):
+                    return source
+                if not self._arrivals[source].is_busy and (len(sources) == 1 or self._has_packet(source)):
+                    yield from self._read_message(source)
+            yield request.root
 
-    def _is_first(self, request: Request) -> bool:
-        """Of those from this peer with this tag. A later one may look while the first has not had its turn yet."""
-        alike = (request.root, request.tag)
-        return next(other for other in self._receives.values() if (other.root, other.tag) == alike) is request
+    def _take_arrived(self, request: Request, source: int) -> bool:
+        assert request.target is not None
+        messages = self._arrivals[source].messages
+        for index, (tag, message) in enumerate(messages):
+            if tag == request.tag and self._is_first(request, source):
+                del messages[index], self._receives[id(request)]
+                if len(message) != request.length:
+                    raise MismatchError(source)
+                _bytes(request.target)[:] = message
+                return True
+        return False
 
-    def _read_message(self, arrivals: _Arrivals, source: int) -> Iterator[int]:
-        """Put the next message of a peer aside, from where the recv that started first takes it."""
+    def _is_first(self, request: Request, source: int) -> bool:
+        """Of those for this peer with this tag. A later one may look while the first has not had its turn yet."""
+        alike = (other for other in self._receives.values() if other.tag == request.tag)
+        return next(other for other in alike if other.root in (source, codes.ANY)) is request
+
+    def _has_packet(self, source: int) -> bool:
         memory, me = self._memory, self._memory.rank
-        sent, received, packet = memory.sent[source], memory.received[source], memory.packets[source, me]
+        return memory.reaches(memory.sent[source], me, int(memory.received[source][me]) + 1)
+
+    def _read_message(self, source: int) -> Iterator[int]:
+        """Put the next message of a peer aside, from where the recv that started first takes it."""
+        memory, me, arrivals = self._memory, self._memory.rank, self._arrivals[source]
+        received, packet = memory.received[source], memory.packets[source, me]
         arrivals.is_busy = True
         message, arrived, tag = torch.empty(0, dtype=torch.uint8), -1, 0
         while arrived < len(message):
-            while not memory.reaches(sent, me, int(received[me]) + 1):
+            while not self._has_packet(source):
                 yield source
             if arrived < 0:
                 tag, total = packet[:16].view(torch.int64).tolist()

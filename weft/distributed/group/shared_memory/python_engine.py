@@ -7,7 +7,7 @@ import mmap
 import select
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -42,6 +42,7 @@ class _OpenCall:
     begun: int = 0
     ended: int = 0
     waited: int = 0
+    source: int = -1
     waits_for: int | None = None
     outcome: Outcome | None = None
 
@@ -113,6 +114,9 @@ class PythonEngine(AbstractTransferEngine):
         call = self._calls[handle]
         return Timing(call.queued, call.begun, call.ended, call.waited)
 
+    def source(self, handle: int) -> int:
+        return self._calls[handle].source
+
     def forget(self, handle: int) -> None:
         self._calls.pop(handle, None)
 
@@ -147,7 +151,8 @@ class PythonEngine(AbstractTransferEngine):
         call.begun = call.begun or time.monotonic_ns()
         try:
             call.waits_for = next(call.steps)
-        except StopIteration:
+        except StopIteration as end:
+            call.source = end.value if end.value is not None else call.request.root
             self._end(call, None)
         except MismatchError as mismatch:
             if call in self._collectives:
@@ -177,10 +182,27 @@ class PythonEngine(AbstractTransferEngine):
             has_left = [bool(left) for left in self._memory.left]
             if self._advance():  # the last steps of a peer may have come just before its end
                 return
+            has_ended = [descriptor in ended for descriptor in self._pidfds]
             for peer in waited_for:
                 if peer is None or peer == self._rank:
                     continue
-                if has_left[peer] or self._pidfds[peer] in ended:
-                    self._memory.fail(Reason.LEFT if has_left[peer] else Reason.DIED, peer)
-                elif is_late:
-                    self._memory.fail(Reason.SILENT, peer)
+                lost = _find_lost(self._peers_of(peer), has_left, has_ended, is_late=is_late)
+                if lost is not None:
+                    self._memory.fail(lost.reason, lost.peer)
+
+    def _peers_of(self, waits_for: int) -> list[int]:
+        """Who a call waits for: one peer, or whichever of all sends first."""
+        return [peer for peer in range(self._memory.size) if peer != self._rank] if waits_for == codes.ANY else [waits_for]
+
+
+def _find_lost(
+    peers: Sequence[int], has_left: Sequence[bool], has_ended: Sequence[bool], *, is_late: bool
+) -> Outcome | None:
+    """Why none of the peers will take the step that is waited for: one died, all have left, or the time is over."""
+    present = [peer for peer in peers if not has_left[peer]]
+    died = [peer for peer in present if has_ended[peer]]
+    if died:
+        return Outcome(Reason.DIED, died[0])
+    if peers and not present:
+        return Outcome(Reason.LEFT, peers[-1])
+    return Outcome(Reason.SILENT, present[0]) if is_late and present else None

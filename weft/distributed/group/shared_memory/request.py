@@ -12,7 +12,7 @@ from weft.distributed.group.checks import check_call
 from weft.distributed.group.dense import part_bytes, part_lengths
 from weft.errors import UsageError
 
-__all__ = ["Request", "make_request"]
+__all__ = ["ANY", "Request", "make_recv_any", "make_request"]
 
 # The numbers are those of collectives.h and reduce.h.
 SEND, RECV, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST = range(7)
@@ -30,6 +30,7 @@ TYPES = {
     torch.int64: 8,
     torch.bool: 5,
 }
+ANY = -1  # the peer of a receive from whoever sends first
 BYTES = TYPES[torch.uint8]
 _STRIDED = torch.strided
 OPS = {"sum": 0, "mean": 1, "min": 2, "max": 3, "product": 4}
@@ -143,6 +144,12 @@ def _recv(call: calls.Recv, rank: int, size: int) -> Request:
     _check_peer(call.peer, size)
     target, back = _target(call.tensor)
     return Request(RECV, None, target, call.tensor.nbytes, root=call.peer, tag=call.tag, back=back)
+
+
+def make_recv_any(tensor: Tensor, tag: int) -> Request:
+    """The request of a receive from any rank."""
+    target, back = _target(tensor)
+    return Request(RECV, None, target, tensor.nbytes, root=ANY, tag=tag, back=back)
 
 
 def _barrier(call: calls.Barrier, rank: int, size: int) -> Request:

@@ -6,7 +6,7 @@ from typing import final
 from weft.distributed.group.group import AbstractWork
 from weft.distributed.group.shared_memory.engine import AbstractTransferEngine, Outcome, Reason, Timing
 from weft.distributed.group.shared_memory.request import Request
-from weft.errors import PeerLostError, UsageError
+from weft.errors import OutOfStepError, PeerLostError, UsageError
 
 __all__ = ["Owner", "SharedMemoryWork", "explain"]
 
@@ -55,6 +55,11 @@ class SharedMemoryWork(AbstractWork):
         """When it was queued, begun and ended, and how long callers waited; once it is done."""
         return self._engine.timing(self._handle)
 
+    @property
+    def source(self) -> int:
+        """Of a receive: the rank that the message came from; once it is done."""
+        return self._engine.source(self._handle)
+
     def _settle(self, outcome: Outcome | None) -> None:
         request, self._request = self._request, None
         if self._has_ended or request is None:  # another thread came first
@@ -86,13 +91,13 @@ def explain(outcome: Outcome, rank: int, timeout: float) -> Exception:
             )
         case Reason.SILENT:
             return PeerLostError(
-                f"rank {peer} was silent for too long (seen by rank {rank}, timeout: {timeout:g} s); "
+                f"rank {peer} was silent for longer than the timeout (seen by rank {rank}, timeout: {timeout:g} s); "
                 "look at what it does, or give a longer timeout",
                 peer,
             )
         case Reason.MISMATCH:
             other = "found by a peer" if peer == rank else f"other rank: {peer}"
-            return UsageError(
+            return OutOfStepError(
                 f"ranks started calls that do not match (rank: {rank}, {other}); "
                 "make all ranks start the same calls, with the same sizes and types"
             )
