@@ -6,29 +6,43 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from weft.distributed.group.group import AbstractGroup
-from weft.distributed.placement.statistics import average_statistics
+from weft.distributed.script.epochs import AbstractEpochs
+from weft.distributed.script.world import World
+from weft.errors import UsageError
 from weft.training.sampling import share
 
-__all__ = ["SharedLoader"]
+__all__ = ["TrainingLoader", "check_loader"]
 
 
-class SharedLoader:
+def check_loader(loader: object) -> None:
+    if not isinstance(loader, DataLoader):
+        raise UsageError(f"loader is no DataLoader ({type(loader).__name__}); give weave one, or None")
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        raise UsageError("loader has no batches of indices to share (an iterable data set); give it a map-style one")
+    try:
+        len(loader)
+    except TypeError:
+        raise UsageError(
+            "loader has no length, and rank 0 draws the batches of a whole epoch; give its sampler a __len__"
+        ) from None
+
+
+class TrainingLoader:
     """The user's loader, with rank 0 drawing each epoch's batches and every rank getting its share of each.
 
     A rank for which a short last batch has nothing left takes one sample with weight zero, so that every rank makes the
     same number of steps.
     """
 
-    def __init__(self, loader: DataLoader[Any], group: AbstractGroup, statistics: tuple[Tensor, ...] = ()) -> None:
+    def __init__(self, loader: DataLoader[Any], world: World, epochs: AbstractEpochs) -> None:
         self._batches: Any = loader.batch_sampler
-        self._group = group
-        self._statistics = statistics
+        self._group = world.group
+        self._epochs = epochs
         self._weights: deque[float] = deque()
         self._loader = _with_batches(loader, self)
-        self.weight = 1.0 / group.size  # of the batch that was given out last
         self.dataset = loader.dataset
         self.batch_size = loader.batch_size
 
@@ -37,11 +51,15 @@ class SharedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._weights.clear()
+        self._epochs.begin_epoch()
+        to_skip = 0
         for batch in self._loader:
             # Workers fetch ahead, so the weight of a batch waits in line until the batch itself is given out.
-            self.weight = self._weights.popleft()
-            yield batch
-        average_statistics(self._group, self._statistics)  # all ranks are here, and an evaluation may follow
+            self._epochs.share.weight = self._weights.popleft()
+            to_skip = to_skip - 1 if to_skip else self._epochs.num_to_skip()
+            if not to_skip:
+                yield batch
+        self._epochs.end_epoch()  # all ranks are here, and an evaluation may follow
 
     def shares(self) -> Iterator[list[int]]:
         for batch in self._drawn_by_rank_0():
@@ -59,7 +77,7 @@ class SharedLoader:
 class _Shares:
     """A batch sampler for a DataLoader: a fresh round of shares for every epoch."""
 
-    def __init__(self, shared: SharedLoader) -> None:
+    def __init__(self, shared: TrainingLoader) -> None:
         self._shared = shared
 
     def __len__(self) -> int:
@@ -69,7 +87,7 @@ class _Shares:
         return self._shared.shares()
 
 
-def _with_batches(loader: DataLoader[Any], shared: SharedLoader) -> DataLoader[Any]:
+def _with_batches(loader: DataLoader[Any], shared: TrainingLoader) -> DataLoader[Any]:
     """The same loader over other batches; a DataLoader does not let its own be changed."""
     return DataLoader(
         loader.dataset,
