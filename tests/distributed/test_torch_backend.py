@@ -39,8 +39,11 @@ def test_the_other_calls() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", ["unequal_parts", "like_gloo"])
-def test_calls_that_were_lacking(program: str) -> None:
+@pytest.mark.parametrize(
+    "program",
+    ["unequal_parts", "like_gloo", "hooks", "checkpoints", "counted", "profiled", "subgroups"],
+)
+def test_what_was_lacking_is_as_with_gloo(program: str) -> None:
     weft, gloo = run(program)
     assert weft == gloo
 
@@ -50,3 +53,27 @@ def test_a_wait_ends_when_its_time_is_over() -> None:
     (first,), (second,) = run_processes(PATH, 2, deadline=90, program="limits", backends=["weft"])
     assert first[0].startswith("DeadlineError: timed out waiting for a call (timeout: 0.05 s)")
     assert first[1] == second[1] == [2.0] * 4
+
+
+def run_alone(program: str) -> list[Any]:
+    (first,), (second,) = run_processes(PATH, 2, deadline=90, program=program, backends=["weft"])
+    return [first, second]
+
+
+def test_a_callback_of_a_future_may_wait_for_another() -> None:
+    """The one thread that completed futures used to wait for itself. With Gloo two callbacks that wait are too many."""
+    first, second = run_alone("nested_futures")
+    assert first == second == [[2.0 * number + 1] * 3 for number in range(5)]
+
+
+def test_a_group_is_split() -> None:
+    first, second = run_alone("split")
+    assert first == [1, True, 1, True, [1.0, 1.0], [2.0, 2.0]]
+    assert second == [1, True, 0, True, [2.0, 2.0], [2.0, 2.0]]
+
+
+def test_barriers_say_who_did_not_come() -> None:
+    first, second = run_alone("barriers")
+    assert first[0].startswith("Ranks 1 failed to pass monitoredBarrier in 30 ms")
+    assert first[1].startswith("timed out waiting for a call (timeout: 0.03 s)")
+    assert second == []

@@ -24,9 +24,15 @@ def run(program: str, backends: list[str]) -> list[Any]:
         for backend in backends:
             store = os.path.join(folder, f"store-{backend}")
             dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=size)
-            results.append(PROGRAMS[program](rank))
+            results.append(_find(program)(rank))
             dist.destroy_process_group()
     return results
+
+
+def _find(program: str) -> Callable[[int], list[Any]]:
+    from tests.distributed.torch_backend_features import FEATURES
+
+    return next(function for function in (*PROGRAMS, *FEATURES) if function.__name__ == program)
 
 
 def build() -> nn.Sequential:
@@ -173,6 +179,4 @@ def limits(rank: int) -> list[Any]:
     return [said, tensor.tolist()]
 
 
-PROGRAMS: dict[str, Callable[[int], list[Any]]] = {
-    program.__name__: program for program in (ddp, fsdp_and_dtensor, calls, unequal_parts, like_gloo, limits)
-}
+PROGRAMS = (ddp, fsdp_and_dtensor, calls, unequal_parts, like_gloo, limits)

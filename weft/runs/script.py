@@ -114,8 +114,10 @@ def run_script(script: dict[str, Any]) -> None:
     Raises:
         UsageError: it never joined them, and N ranks have done the same work N times.
     """
+    from weft.distributed.torch_backend import use_torch_backend
+
     chosen = Script.from_json(script)
-    with _use_early_note(chosen):
+    with _use_early_note(chosen), use_torch_backend():
         chosen.run()
     if _is_alone():
         raise UsageError(f"script never joined the other ranks, so that {ALONE} ({chosen.name}); {CURE}")

@@ -16,7 +16,7 @@ class FutureResolver:
     """Completes futures, beginning with those that were added first.
 
     A callback of a future runs in the thread that completes it, and may wait for another future: PowerSGD's does. So
-    there is always a thread that is not in a callback while futures are to be completed. Most programs need one.
+    there is always a thread that is not in a callback while futures are to be completed.
     """
 
     def __init__(self) -> None:
