@@ -96,8 +96,8 @@ def _server_spec(shard: int, plan: Plan, place: AbstractPlace, spec: RunSpec, sn
         plan=str(plan),
         settings=settings,
         make_policy=policy_for,
-        make_optimizer=partial(place.charge_updates, tuned or updater),
-        tune=tuned and tuned.tune,
+        make_optimizer=partial(place.charge_updates, updater if tuned is None else tuned),
+        tune=None if tuned is None else tuned.tune,
         run=None if settings.is_synchronous else spec.run,  # whose updates depend on nothing that is decided
         snapshot=snapshot,
     )

@@ -1,10 +1,10 @@
 """Batch norm over the samples of all ranks, as one process would have it.
 
-forward     count, mean and squared deviations of a rank's share ---> one gather, joined as Chan, Golub and LeVeque (1983)
+forward     count, mean, squared deviations of a rank's share ---> one gather, joined as Chan, Golub, LeVeque (1983)
 backward    sums of dy and of dy (x - mean), weighted as the loss is ---> one all-reduce
 
-The loss of all is sum_r w_r L_r, and what a rank computes is the gradient of its own L_r, which the exchange weighs by w_r
-later: so here dy is weighed by w_r before it is added to that of the others, and the result divided by it.
+The loss of all is sum_r w_r L_r, and what a rank computes is the gradient of its own L_r, which the exchange weighs by
+w_r later: so here dy is weighed by w_r before it is added to that of the others, and the result divided by it.
 """
 
 import logging

@@ -8,12 +8,12 @@ from torch import nn
 
 from weft.distributed.script.incoming import Loss
 from weft.distributed.script.names import name_parameters, parameters_of
+from weft.distributed.script.weaving import weavings_of
 from weft.distributed.script.world import World
 from weft.errors import PlanError, UsageError, nearest
 from weft.specs import CPU, Plan, parse_plan_for
 
 __all__ = [
-    "BATCH_NORMS",
     "as_list",
     "check_models",
     "check_new",
@@ -75,7 +75,7 @@ def check_words(loss: str, weight: Callable[[Any], float] | None, batch_norm: st
 
 def check_new(world: World, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Whatever is woven is woven once."""
-    for weaving in world.weavings:
+    for weaving in weavings_of(world):
         if any(known is model for known in weaving.models for model in models):
             raise UsageError("model is woven already, and would be exchanged twice; weave each once")
         if any(known is optimizer for known in weaving.optimizers for optimizer in optimizers):

@@ -1,7 +1,6 @@
 """The weights that all ranks of a script stand for, where they have met and none takes a step."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -9,10 +8,9 @@ from weft.distributed.consistency.pairs import GossipReplicas
 from weft.distributed.consistency.relaxed import RelaxedReplicas
 from weft.distributed.consistency.server import ServedReplicas
 from weft.distributed.group.group import AbstractGroup
-from weft.distributed.script.world import find_world
 from weft.training.replicas import AbstractReplicas
 
-__all__ = ["agreed_weights", "consensus"]
+__all__ = ["agreed_weights"]
 
 
 def agreed_weights(replicas: AbstractReplicas | None, group: AbstractGroup) -> Mapping[str, Tensor] | None:
@@ -39,22 +37,3 @@ def agreed_weights(replicas: AbstractReplicas | None, group: AbstractGroup) -> M
             return mean
         case _:
             return None
-
-
-@contextmanager
-def consensus() -> Iterator[None]:
-    """Hold, in every woven model, the parameters that all ranks together stand for.
-
-    Where ranks are synchronous, and in one process, that is what they hold anyway. Between epochs of a woven loader it
-    is so without asking; this is for loops of another kind, and for a look in the middle of an epoch. Every rank calls
-    it; the block itself may differ from rank to rank.
-
-    Example:
-
-        with weft.consensus():
-            torch.save(model.state_dict(), "model.pt")
-    """
-    with ExitStack() as held:
-        for weaving in find_world().weavings:
-            held.enter_context(weaving.use_consensus())
-        yield

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from weft.distributed.placement.exchange import GradientExchange
-from weft.distributed.script.incoming import IncomingGradients, Loss, factor_of_loss
 from weft.distributed.script.batch_share import BatchShare
+from weft.distributed.script.incoming import IncomingGradients, Loss, factor_of_loss
 from weft.errors import UsageError
 from weft.torch_private import shares_memory
 

@@ -1,7 +1,7 @@
 """Gradients scaled as a backward hands them over, before they are added to what is there.
 
-A loss that is a sum, a batch of which this rank has nothing, a backward whose exchange comes later: each changes how much
-one backward counts. What earlier ones have left in `grad` is not touched.
+A loss that is a sum, a batch of which this rank has nothing, a backward whose exchange comes later: each changes how
+much one backward counts. What earlier ones have left in `grad` is not touched.
 """
 
 from collections.abc import Callable, Iterable
@@ -79,8 +79,8 @@ class StepWeight:
 
 @final
 class RoundWeight:
-    """The share with which a step counts that is added to those of other ranks. Backward calls whose shares differ count
-    each with its own:  w_1 (g_1 + (w_2 / w_1) g_2) = w_1 g_1 + w_2 g_2."""
+    """The share with which a step counts that is added to those of other ranks. Backward calls whose shares differ
+    count each with its own:  w_1 (g_1 + (w_2 / w_1) g_2) = w_1 g_1 + w_2 g_2."""
 
     def __init__(self, share: BatchShare, loss: Loss) -> None:
         self._share = share

@@ -12,7 +12,7 @@ __all__ = ["all_losses", "close_over_all"]
 
 
 def all_losses(weaving: Weaving, closure: Callable[[], Any]) -> Callable[[], Any]:
-    """The closure, whose loss is that of the whole batch where ranks are synchronous; a number or a tensor, as it is."""
+    """The closure, with the loss of the whole batch where ranks are synchronous; a number or a tensor, as it was."""
     if not weaving.plan.is_synchronous or weaving.world.num_ranks == 1:
         return closure
 

@@ -3,7 +3,7 @@
     loss.backward()          gradients of this rank's share, as in one process
     clipping, scaling, ...   the script's affair: of this rank's gradients
     optimizer.step()         begin, every gradient as it is now, finish: as the loop of a recipe does it
-        at servers           gradients go out, weights come back; the shards' optimizers have this one's groups and settings
+        at servers           gradients go out, weights come back; optimizers of shards have this one's groups, settings
         of its own           the optimizer's own step, with weights of other ranks mixed in around it
 
 Where a model has several optimizers, each call is a step of the plan, with gradients of its own parameters alone.
@@ -28,6 +28,10 @@ from weft.training.optimizers.torch_optimizer import needs_closure, scope_of
 from weft.training.replicas import AbstractReplicas, Update
 
 __all__ = ["OptimizerSteps", "check_optimizers_fit", "check_parameters"]
+
+
+SCALER = ("grad_scale", "found_inf")
+"""Attributes that a gradient scaler sets on an optimizer while it steps."""
 
 
 def check_optimizers_fit(weaving: Weaving) -> None:
@@ -64,7 +68,7 @@ class OptimizerSteps:
         self._replicas = replicas
         self._updates = updates
         self._parameters = weaving.trained
-        self._originals = [optimizer.step for optimizer in weaving.optimizers]
+        self._originals: list[Callable[..., Any]] = [optimizer.step for optimizer in weaving.optimizers]
         self._settings = settings_of_groups(weaving.optimizers)  # which the shards know
         self._is_served = plan.channel == "servers" and plan.sends == "gradient"
         in_rounds = self._is_served and not plan.commits_on_arrival
@@ -147,8 +151,8 @@ class OptimizerSteps:
 
 @final
 class ChangedGradients:
-    """Notices gradients that a script has changed between backward and step: synchronous servers add up what ranks push,
-    and a norm of the sum, by which a script would clip in one process, is known to nobody before."""
+    """Notices gradients that a script has changed between backward and step: synchronous servers add up what ranks
+    push, and a norm of the sum, by which a script would clip in one process, is known to nobody before."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._versions: dict[str, tuple[int, int]] = {}
@@ -196,7 +200,8 @@ def check_parameters(
 def use_no_scaler(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> Iterator[bool]:
     """Whether a gradient scaler wants a step to be skipped; if not, gradients are as they would be without it. What it
     has left on the optimizer for a step that does all of this by itself is out of sight meanwhile."""
-    left = {key: vars(optimizer).pop(key) for key in ("grad_scale", "found_inf") if key in vars(optimizer)}
+    own: dict[str, Any] = vars(optimizer)
+    left = {key: own.pop(key) for key in SCALER if key in own}
     scale, found = left.get("grad_scale"), left.get("found_inf")
     is_skipped = found is not None and bool(found)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -205,7 +210,7 @@ def use_no_scaler(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]
     try:
         yield is_skipped
     finally:
-        vars(optimizer).update(left)
+        own.update(left)
 
 
 def _is_scaled(optimizer: torch.optim.Optimizer) -> bool:

@@ -152,8 +152,8 @@ def write_slots(optimizer: torch.optim.Optimizer, parameter: Tensor, slots: Mapp
 
 @final
 class ShardUpdates(AbstractTunedOptimizer):
-    """The optimizers over the pieces of one shard, which go by their numbers. A learning rate that is given scales those
-    of the groups.
+    """The optimizers over the pieces of one shard, which go by their numbers. A learning rate that is given scales
+    those of the groups.
 
     Args:
         names: of the parameters of each optimizer.

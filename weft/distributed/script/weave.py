@@ -9,8 +9,8 @@ Other plans (local, elastic, gossip, servers) take their steps in `step` instead
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -25,8 +25,8 @@ from weft.distributed.placement import DataParallel
 from weft.distributed.placement.cut import cut_evenly
 from weft.distributed.placement.exchange import GradientExchange
 from weft.distributed.realise import RunSpec, realise
-<<<<<<< HEAD
 from weft.distributed.script.batch_norm import find_batch_norms, tell_of_batch_norm, use_global_batch_norm
+from weft.distributed.script.batch_share import BatchShare
 from weft.distributed.script.checks import (
     as_list,
     check_models,
@@ -43,22 +43,15 @@ from weft.distributed.script.loaders import TrainingLoader, check_loader
 from weft.distributed.script.losses import close_over_all
 from weft.distributed.script.names import prefix_of
 from weft.distributed.script.seeding import reseed
-from weft.distributed.script.batch_share import BatchShare
 from weft.distributed.script.steps import OptimizerSteps, check_optimizers_fit, check_parameters
 from weft.distributed.script.torch_updates import OwnUpdates, ShardUpdates
-from weft.distributed.script.weaving import Weaving
+from weft.distributed.script.weaving import Weaving, weavings_of
 from weft.distributed.script.world import World, find_world
 from weft.errors import PlanError
 from weft.specs import Plan
-=======
-from weft.distributed.script.gradients import GradientHooks
-from weft.distributed.script.loaders import SharedLoader
-from weft.errors import PlanError, UsageError
-from weft.specs import CPU, Plan, parse_plan_for
->>>>>>> main
 from weft.training.process import keep_freed_memory
 
-__all__ = ["no_sync", "weave"]
+__all__ = ["weave"]
 
 ModelT = TypeVar("ModelT", bound=nn.Module | Sequence[nn.Module])
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None)
@@ -78,8 +71,9 @@ def weave(
 
     The batch size of the loader is global: ranks share each batch. Clipping, accumulation, schedulers, gradient scalers
     and autocast work as they are. Running statistics (batch norm) are each rank's own during an epoch, and their mean
-    when the loader has come to its end. With more than one rank, memory that a step frees stays with the process for the
-    next step. The model trains on the device that it is on; move it there, and freeze what is not to be trained, before.
+    when the loader has come to its end. With more than one rank, memory that a step frees stays with the process for
+    the next step. The model trains on the device that it is on; move it there, and freeze what is not to be trained,
+    before.
 
     Plans that are not synchronous take their steps in `optimizer.step()`, with the gradients as they are then: clipping
     is of a rank's own. At servers the optimizer runs where the parameters are, with this one's groups and settings.
@@ -114,7 +108,7 @@ def weave(
     check_new(world, models, optimizers)
     if loader is not None:
         check_loader(loader)
-    weaving = Weaving(world, plan_for(plan, world), models, optimizers, BatchShare(world, weight), loss)
+    weaving = Weaving(world, plan_for(plan, world), models, optimizers, BatchShare(world.num_ranks, weight), loss)
     if not weaving.plan.is_synchronous and batch_norm == "global" and find_batch_norms(models):
         raise PlanError(f"global batch norm needs ranks that meet in every step (plan: {weaving.plan}); use local")
     if world.num_ranks > 1:
@@ -125,25 +119,6 @@ def weave(
         weaving.loader = TrainingLoader(loader, world, weaving)
     _register(weaving)
     return model, optimizer, weaving.loader
-
-
-@contextmanager
-def no_sync() -> Iterator[None]:
-    """Backward without an exchange: gradients of several batches are added up on each rank, and go out with the next
-    backward outside of the block. It saves messages, not more; the result is the same.
-
-    Example:
-
-        with weft.no_sync():
-            loss_of(first).backward()
-        loss_of(second).backward()
-        optimizer.step()
-    """
-    with ExitStack() as held:
-        for weaving in find_world().weavings:
-            if weaving.backward is not None:
-                held.enter_context(weaving.backward.no_sync())
-        yield
 
 
 def _register(weaving: Weaving) -> None:
@@ -225,9 +200,10 @@ def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
             weaving.keep_open(closing(alone))
             exchange = GradientExchange(alone, own, make_codec(weaving.plan.compress))
         GradientHooks(own, exchange, weaving.backward, index)
-    for optimizer, own in zip(weaving.optimizers, weaving.updated, strict=True):
-        hook = optimizer.register_step_pre_hook(partial(_before_step, weaving, own, trained))
-        optimizer._optimizer_step_pre_hooks.move_to_end(hook.id, last=False)  # before pieces stand for parameters
+    for optimizer, updated in zip(weaving.optimizers, weaving.updated, strict=True):
+        hook = optimizer.register_step_pre_hook(partial(_before_step, weaving, updated, trained))
+        before: Any = optimizer._optimizer_step_pre_hooks
+        before.move_to_end(hook.id, last=False)  # before pieces stand for parameters
         optimizer.register_step_post_hook(lambda *_: weaving.note_step())
 
 
@@ -261,7 +237,9 @@ def _note_loading(weaving: Weaving) -> None:
 
 def _check_first_at_servers(weaving: Weaving) -> None:
     """Servers, and responders, are those of one training: their addresses are taken."""
-    if weaving.plan.channel != "all_reduce" and any(w.plan.channel != "all_reduce" for w in weaving.world.weavings):
+    if weaving.plan.channel != "all_reduce" and any(
+        woven.plan.channel != "all_reduce" for woven in weavings_of(weaving.world)
+    ):
         raise PlanError(
             f"the ranks have servers already, which hold the models of an earlier weave (plan: {weaving.plan}); "
             "give weave all models and optimizers in one call"

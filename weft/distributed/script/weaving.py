@@ -9,7 +9,7 @@ Where ranks are synchronous all of these are the same weights.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,12 @@ from weft.distributed.codecs import write
 from weft.distributed.consistency.server import ServedReplicas
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.statistics import average_statistics
+from weft.distributed.script.batch_share import BatchShare
 from weft.distributed.script.consensus import agreed_weights
 from weft.distributed.script.epochs import AbstractEpochs
 from weft.distributed.script.gradients import Backward
 from weft.distributed.script.incoming import Loss
 from weft.distributed.script.names import name_buffers, name_parameters, parameters_of
-from weft.distributed.script.batch_share import BatchShare
 from weft.distributed.script.torch_updates import OwnUpdates, write_slots
 from weft.distributed.script.world import World
 from weft.graph import State
@@ -31,7 +31,7 @@ from weft.specs import Plan
 from weft.training.checkpoint import Entry
 from weft.training.replicas import AbstractReplicas
 
-__all__ = ["Slots", "Weaving", "close_weavings"]
+__all__ = ["Slots", "Weaving", "close_weavings", "weavings_of"]
 
 Slots = Mapping[str, Mapping[str, Tensor]]
 """The state of optimizers, by the names of parameters and slots."""
@@ -213,10 +213,15 @@ class Weaving(AbstractEpochs):
         self._opened.__exit__(type(error) if error is not None else None, error, None)
 
 
+def weavings_of(world: World) -> list[Weaving]:
+    """Those of this rank that are open."""
+    return cast(list[Weaving], world.weavings)
+
+
 def close_weavings(world: World, error: BaseException | None = None) -> None:
-    """The script of this rank has ended, well or by an error. Whoever runs virtual ranks calls it; real processes do when
-    they end."""
-    woven, world.weavings[:] = list(world.weavings), []
+    """The script of this rank has ended, well or by an error. Whoever runs virtual ranks calls it; real processes do
+    when they end."""
+    woven, world.weavings[:] = weavings_of(world)[:], []
     for weaving in reversed(woven):
         weaving.close(error)
 

@@ -1,7 +1,7 @@
 """The sum of sparse tensors: indices and values of all ranks are gathered, and those of one place added.
 
-    rank 0   places 2, 5          all   places 2, 5 | 5, 7, 9   ->   2, 5, 7, 9
-    rank 1   places 5, 7, 9
+rank 0   places 2, 5          all   places 2, 5 | 5, 7, 9   ->   2, 5, 7, 9
+rank 1   places 5, 7, 9
 """
 
 import torch

@@ -192,7 +192,9 @@ class PythonEngine(AbstractTransferEngine):
 
     def _peers_of(self, waits_for: int) -> list[int]:
         """Who a call waits for: one peer, or whichever of all sends first."""
-        return [peer for peer in range(self._memory.size) if peer != self._rank] if waits_for == codes.ANY else [waits_for]
+        return (
+            [peer for peer in range(self._memory.size) if peer != self._rank] if waits_for == codes.ANY else [waits_for]
+        )
 
 
 def _find_lost(
