@@ -26,7 +26,6 @@ from weft.distributed.placement.cut import cut_evenly
 from weft.distributed.placement.exchange import GradientExchange
 from weft.distributed.realise import RunSpec, realise
 from weft.distributed.script.batch_norm import find_batch_norms, tell_of_batch_norm, use_global_batch_norm
-from weft.distributed.script.batch_share import BatchShare
 from weft.distributed.script.checks import (
     as_list,
     check_models,
@@ -42,7 +41,9 @@ from weft.distributed.script.incoming import Loss
 from weft.distributed.script.loaders import TrainingLoader, check_loader
 from weft.distributed.script.losses import close_over_all
 from weft.distributed.script.names import prefix_of
+from weft.distributed.script.saving_guard import guard_torch_save
 from weft.distributed.script.seeding import reseed
+from weft.distributed.script.shares import make_share
 from weft.distributed.script.steps import OptimizerSteps, check_optimizers_fit, check_parameters
 from weft.distributed.script.torch_updates import OwnUpdates, ShardUpdates
 from weft.distributed.script.weaving import Weaving, weavings_of
@@ -108,7 +109,7 @@ def weave(
     check_new(world, models, optimizers)
     if loader is not None:
         check_loader(loader)
-    weaving = Weaving(world, plan_for(plan, world), models, optimizers, BatchShare(world.num_ranks, weight), loss)
+    weaving = Weaving(world, plan_for(plan, world), models, optimizers, make_share(world, weight), loss)
     if not weaving.plan.is_synchronous and batch_norm == "global" and find_batch_norms(models):
         raise PlanError(f"global batch norm needs ranks that meet in every step (plan: {weaving.plan}); use local")
     if world.num_ranks > 1:
@@ -152,6 +153,7 @@ def _join(weaving: Weaving, batch_norm: str) -> None:
         _check_first_at_servers(weaving)
     place = _place_on(world.place, device_of(weaving.models))
     _ = world.group  # a collective call of all processes, servers too
+    guard_torch_save(world)
     keep_freed_memory()
     updates = OwnUpdates(weaving.optimizers, weaving.updated)
     spec = RunSpec(
