@@ -4,9 +4,11 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
+    from weft.distributed.script.blocks import consensus, no_sync
     from weft.distributed.script.evaluation import evaluation
     from weft.distributed.script.over_ranks import barrier, broadcast, gather, mean, print, sum
-    from weft.distributed.script.shares import share
+    from weft.distributed.script.saving import load, read_state_dict, save, state_dict
+    from weft.distributed.script.sharing import share
     from weft.distributed.script.weave import weave
     from weft.errors import WeftError
     from weft.graph import capture, loop
@@ -32,19 +34,25 @@ __all__ = [
     "barrier",
     "broadcast",
     "capture",
+    "consensus",
     "evaluation",
     "gather",
     "is_first",
+    "load",
     "loop",
     "mean",
     "measure",
     "measured",
     "measurements",
+    "no_sync",
     "num_ranks",
     "parse_plan",
     "print",
     "rank",
+    "read_state_dict",
+    "save",
     "share",
+    "state_dict",
     "sum",
     "weave",
 ]
@@ -62,16 +70,22 @@ _HOMES = {
     "barrier": "weft.distributed.script.over_ranks",
     "broadcast": "weft.distributed.script.over_ranks",
     "capture": "weft.graph",
+    "consensus": "weft.distributed.script.blocks",
     "evaluation": "weft.distributed.script.evaluation",
     "gather": "weft.distributed.script.over_ranks",
+    "load": "weft.distributed.script.saving",
     "loop": "weft.graph",
     "mean": "weft.distributed.script.over_ranks",
     "measure": "weft.metrics.measure",
     "measured": "weft.metrics.measure",
     "measurements": "weft.metrics.measure",
+    "no_sync": "weft.distributed.script.blocks",
     "parse_plan": "weft.specs",
     "print": "weft.distributed.script.over_ranks",
-    "share": "weft.distributed.script.shares",
+    "read_state_dict": "weft.distributed.script.saving",
+    "save": "weft.distributed.script.saving",
+    "share": "weft.distributed.script.sharing",
+    "state_dict": "weft.distributed.script.saving",
     "sum": "weft.distributed.script.over_ranks",
     "weave": "weft.distributed.script.weave",
 }

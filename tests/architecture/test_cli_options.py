@@ -19,9 +19,12 @@ OPTIONS = {
     "op": [],
     "op bench": ["FILE", "--json", "--seconds", "--threads"],
     "op check": ["FILE", "--json", "--seed"],
-    "profile": ["RECIPE", "--json", "--seed", "--set", "--steps", "--threads", "--top"],
+    "profile": [
+        *("RECIPE", "ARGUMENTS"),
+        *("--json", "--plan", "--seed", "--set", "--steps", "--threads", "--top", "--workers"),
+    ],
     "prove": [
-        "RECIPE",
+        *("RECIPE", "ARGUMENTS"),
         *("--device", "--executor", "--json", "--margin", "--plan", "--seed", "--seeds", "--set", "--steps"),
         *("--tolerance", "--workers"),
     ],
@@ -32,7 +35,7 @@ OPTIONS = {
     ],
     "show": ["RUN", "--json"],
     "simulate": [
-        "RECIPE",
+        *("RECIPE", "ARGUMENTS"),
         *("--cluster", "--compute-seconds", "--fail", "--json", "--out", "--plan", "--quiet", "--ranks", "--repeat"),
         *("--replay", "--seed", "--set", "--stragglers", "--workers", "-q"),
     ],

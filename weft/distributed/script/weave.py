@@ -26,7 +26,6 @@ from weft.distributed.placement.cut import cut_evenly
 from weft.distributed.placement.exchange import GradientExchange
 from weft.distributed.realise import RunSpec, realise
 from weft.distributed.script.batch_norm import find_batch_norms, tell_of_batch_norm, use_global_batch_norm
-from weft.distributed.script.batch_share import BatchShare
 from weft.distributed.script.checks import (
     as_list,
     check_models,
@@ -37,12 +36,17 @@ from weft.distributed.script.checks import (
     plan_for,
 )
 from weft.distributed.script.ends import close_at_end
+from weft.distributed.script.events import PlanChosen
 from weft.distributed.script.gradients import Backward, GradientHooks
 from weft.distributed.script.incoming import Loss
 from weft.distributed.script.loaders import TrainingLoader, check_loader
 from weft.distributed.script.losses import close_over_all
+from weft.distributed.script.model_facts import describe_woven
 from weft.distributed.script.names import prefix_of
+from weft.distributed.script.observing import observe
+from weft.distributed.script.saving_guard import guard_torch_save
 from weft.distributed.script.seeding import reseed
+from weft.distributed.script.shares import make_share
 from weft.distributed.script.steps import OptimizerSteps, check_optimizers_fit, check_parameters
 from weft.distributed.script.torch_updates import OwnUpdates, ShardUpdates
 from weft.distributed.script.weaving import Weaving, weavings_of
@@ -102,15 +106,18 @@ def weave(
         model, optimizer, loader = weft.weave(model, optimizer, loader, plan="data")
     """
     models, optimizers, world = as_list(model), as_list(optimizer), find_world()
+    tried = world.supervision.changes
+    loss, weight, batch_norm = tried.get("loss", loss), tried.get("weight", weight), tried.get("batch_norm", batch_norm)
     check_models(models)
     check_optimizers(optimizers, models)
     check_words(loss, weight, batch_norm)
     check_new(world, models, optimizers)
     if loader is not None:
         check_loader(loader)
-    weaving = Weaving(world, plan_for(plan, world), models, optimizers, BatchShare(world.num_ranks, weight), loss)
+    weaving = Weaving(world, plan_for(plan, world), models, optimizers, make_share(world, weight), loss)
     if not weaving.plan.is_synchronous and batch_norm == "global" and find_batch_norms(models):
         raise PlanError(f"global batch norm needs ranks that meet in every step (plan: {weaving.plan}); use local")
+    world.supervision.tell(PlanChosen(str(weaving.plan)))
     if world.num_ranks > 1:
         _join(weaving, batch_norm)
     else:
@@ -118,6 +125,8 @@ def weave(
     if loader is not None:
         weaving.loader = TrainingLoader(loader, world, weaving)
     _register(weaving)
+    if world.supervision.observers:
+        observe(world.supervision.tell, weaving)
     return model, optimizer, weaving.loader
 
 
@@ -150,15 +159,23 @@ def _join(weaving: Weaving, batch_norm: str) -> None:
     if not is_in_group:
         check_optimizers_fit(weaving)
         _check_first_at_servers(weaving)
+    settings = {"plan": plan, "loss": weaving.loss, "batch_norm": batch_norm}
+    with world.meeting("weft.weave", describe_woven(weaving.models, weaving.optimizers, **settings), same_line=False):
+        _join_others(weaving, batch_norm, is_in_group=is_in_group)
+    _note_loading(weaving)
+
+
+def _join_others(weaving: Weaving, batch_norm: str, *, is_in_group: bool) -> None:
+    world, plan = weaving.world, weaving.plan
     place = _place_on(world.place, device_of(weaving.models))
-    _ = world.group  # a collective call of all processes, servers too
+    guard_torch_save(world)
     keep_freed_memory()
     updates = OwnUpdates(weaving.optimizers, weaving.updated)
     spec = RunSpec(
         updates,
         seeds=(len(world.weavings),),
-        run=getattr(world, "run", None),
-        replay=getattr(world, "replay", None),
+        run=world.supervision.run,
+        replay=world.supervision.replay,
         whole_gradients=True,
         make_updates=partial(_updates_of_shard, weaving),
     )
@@ -181,11 +198,11 @@ def _join(weaving: Weaving, batch_norm: str) -> None:
         OptimizerSteps(weaving, replicas, updates)
         if isinstance(world.place, LaunchedPlace) and plan.channel != "all_reduce":
             close_at_end(world)
-    _note_loading(weaving)
 
 
 def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
-    group, num_models = replicas.group, len(weaving.models)
+    world, group, num_models = weaving.world, replicas.group, len(weaving.models)
+    number = 1 + sum(len(woven.models) for woven in weavings_of(world))  # of its first model, among all that are woven
     for optimizer in weaving.optimizers:
         replicas.placement.take_over(optimizer, weaving.parameters)  # first, for it may refuse
     replicas.join(weaving.state)
@@ -194,12 +211,13 @@ def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
     for index in range(num_models):
         prefix = prefix_of(index, num_models)
         own = {name: parameter for name, parameter in trained.items() if name.startswith(prefix)}
-        exchange = replicas.exchange
+        exchange, alone = replicas.exchange, group
         if num_models > 1:
             alone = group.split(0, group.rank)
             weaving.keep_open(closing(alone))
             exchange = GradientExchange(alone, own, make_codec(weaving.plan.compress))
-        GradientHooks(own, exchange, weaving.backward, index)
+        kind = "backward" if number + index == num_models == 1 else f"backward of model {number + index}"
+        GradientHooks(own, exchange, weaving.backward, index, world.waiting(kind, alone))
     for optimizer, updated in zip(weaving.optimizers, weaving.updated, strict=True):
         hook = optimizer.register_step_pre_hook(partial(_before_step, weaving, updated, trained))
         before: Any = optimizer._optimizer_step_pre_hooks

@@ -10,13 +10,13 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import final
+from typing import Any, final
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.place import AbstractPlace, LaunchedPlace
-from weft.distributed.script.epochs import AbstractEpochs
 from weft.distributed.script.in_step import NO_FACTS, Facts, InStep
+from weft.distributed.script.supervision import Supervision, find_supervision
 from weft.distributed.script.whereabouts import Closable
 from weft.specs import Plan, parse_plan_for
 
@@ -35,14 +35,18 @@ class World:
 
     Args:
         plan: the one that the command gave, which goes before the script's own.
+        supervision: by the command.
     """
 
-    def __init__(self, place: AbstractPlace, plan: Plan | None = None) -> None:
+    def __init__(self, place: AbstractPlace, plan: Plan | None = None, supervision: Supervision | None = None) -> None:
         self.place = place
         self.plan = plan
+        self.supervision = supervision or Supervision()
         self.num_ranks = place.size if plan is None else plan.num_ranks
-        self.weavings: list[AbstractEpochs] = []
-        self._due: list[AbstractEpochs] = []
+        self.weavings: list[Any] = []  # of AbstractEpochs, which know the world and not the reverse
+        self.part: tuple[int, int] | None = None
+        """Of the batch that was shared last: this rank's samples, and all."""
+        self._due: list[Any] = []
         self._group: AbstractGroup | None = None
         self.in_step = InStep(place, self.num_ranks, lambda: self.group)
 
@@ -65,7 +69,7 @@ class World:
             self._group = self.place.open_world(self.num_ranks) or SoloGroup()
         return self._group
 
-    def owe_end(self, epochs: AbstractEpochs) -> None:
+    def owe_end(self, epochs: Any) -> None:
         """An epoch was left early. Its end has to wait: nothing may be sent while an iterator is closed, because the
         exception of one rank alone closes it too."""
         if epochs not in self._due:
@@ -110,7 +114,8 @@ def find_world() -> World:
         return found
     if not _process:
         place, given = LaunchedPlace(), os.environ.get(PLAN_VARIABLE)
-        _process.append(World(place, parse_plan_for(given, place.size) if given else None))
+        plan = parse_plan_for(given, place.size) if given else None
+        _process.append(World(place, plan, find_supervision(place.rank)))
     return _process[0]
 
 
