@@ -4,6 +4,10 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
+    from weft.distributed.script.evaluation import evaluation
+    from weft.distributed.script.over_ranks import barrier, broadcast, gather, mean, print, sum
+    from weft.distributed.script.saving import load, read_state_dict, save, state_dict
+    from weft.distributed.script.sharing import share
     from weft.distributed.script.weave import weave
     from weft.errors import WeftError
     from weft.graph import capture, loop
@@ -12,6 +16,10 @@ if _typing.TYPE_CHECKING:
     from weft.specs import Plan, parse_plan
     from weft.training.component import Component
     from weft.training.recipe import Fixed, Mutable, Recipe
+
+    rank: int
+    num_ranks: int
+    is_first: bool
 
 __all__ = [
     "Component",
@@ -22,12 +30,27 @@ __all__ = [
     "Recipe",
     "Rule",
     "WeftError",
+    "barrier",
+    "broadcast",
     "capture",
+    "evaluation",
+    "gather",
+    "is_first",
+    "load",
     "loop",
+    "mean",
     "measure",
     "measured",
     "measurements",
+    "num_ranks",
     "parse_plan",
+    "print",
+    "rank",
+    "read_state_dict",
+    "save",
+    "share",
+    "state_dict",
+    "sum",
     "weave",
 ]
 
@@ -41,17 +64,33 @@ _HOMES = {
     "Recipe": "weft.training.recipe",
     "Rule": "weft.metrics.metric",
     "WeftError": "weft.errors",
+    "barrier": "weft.distributed.script.over_ranks",
+    "broadcast": "weft.distributed.script.over_ranks",
     "capture": "weft.graph",
+    "evaluation": "weft.distributed.script.evaluation",
+    "gather": "weft.distributed.script.over_ranks",
+    "load": "weft.distributed.script.saving",
     "loop": "weft.graph",
+    "mean": "weft.distributed.script.over_ranks",
     "measure": "weft.metrics.measure",
     "measured": "weft.metrics.measure",
     "measurements": "weft.metrics.measure",
     "parse_plan": "weft.specs",
+    "print": "weft.distributed.script.over_ranks",
+    "read_state_dict": "weft.distributed.script.saving",
+    "save": "weft.distributed.script.saving",
+    "share": "weft.distributed.script.sharing",
+    "state_dict": "weft.distributed.script.saving",
+    "sum": "weft.distributed.script.over_ranks",
     "weave": "weft.distributed.script.weave",
 }
+# Of this rank, asked anew each time.
+_OF_RANK = ("is_first", "num_ranks", "rank")
 
 
 def __getattr__(name: str) -> _typing.Any:
+    if name in _OF_RANK:
+        return getattr(_importlib.import_module("weft.distributed.script.world").find_world(), name)
     if name not in _HOMES:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     return getattr(_importlib.import_module(_HOMES[name]), name)

@@ -89,6 +89,8 @@ class GraphError(UsageError):
 class OutOfStepError(UsageError):
     """Ranks of one script that did not do the same: the text tells what each of them did, and where."""
 
+    is_witness = True  # all ranks raise it; one that failed by itself knows better
+
 
 class CompilerError(WeftError):
     """There is no C++ compiler, or it refuses a source; holds what it said."""

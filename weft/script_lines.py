@@ -14,7 +14,15 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Literal
 
-__all__ = ["NOWHERE", "ScriptLine", "find_script_frame", "is_script_file", "line_at", "line_of_frame"]
+__all__ = [
+    "NOWHERE",
+    "ScriptLine",
+    "find_script_frame",
+    "is_script_file",
+    "line_at",
+    "line_of_frame",
+    "owner_of",
+]
 
 _WEFT = str(Path(__file__).parent) + os.sep
 _PYTHON = str(Path(os.__file__).parent) + os.sep
@@ -49,7 +57,7 @@ def find_script_frame(frame: FrameType | None) -> FrameType | None:
     and PyTorch; None where there is neither."""
     of_library: FrameType | None = None
     while frame is not None:
-        owner = _owner_of(frame.f_code.co_filename)
+        owner = owner_of(frame.f_code.co_filename)
         if owner == "user":
             return frame
         if owner == "library" and of_library is None:
@@ -75,12 +83,15 @@ def line_at(code: CodeType, instruction: int) -> ScriptLine:
 
 def is_script_file(file: str) -> bool:
     """Whether a file is neither of Weft, nor of PyTorch, nor of Python itself."""
-    return _owner_of(file) != "nobody"
+    return owner_of(file) in ("user", "library")
 
 
 @cache
-def _owner_of(file: str) -> Literal["user", "library", "nobody"]:
-    if file.startswith((_WEFT, *_torch_folders(), *_MADE_BY_OTHERS)):
+def owner_of(file: str) -> Literal["user", "library", "weft", "nobody"]:
+    """Whose code a file is; nobody's is that of PyTorch and of Python itself."""
+    if file.startswith(_WEFT):
+        return "weft"
+    if file.startswith((*_torch_folders(), *_MADE_BY_OTHERS)):
         return "nobody"
     if any(part in file for part in _INSTALLED):
         return "library"

@@ -38,6 +38,7 @@ __all__ = [
     "in_backward",
     "leave_compiler_alone",
     "mode_of",
+    "number_of_backward",
     "schema_of",
     "settle_lazy",
     "settle_sizes",
@@ -154,6 +155,11 @@ def autograd_numbers() -> tuple[int | None, int]:
 def in_backward() -> bool:
     """Whether autograd's backward is what is running."""
     return torch._C._current_autograd_node() is not None
+
+
+def number_of_backward() -> int:
+    """Of the call of backward that is running, each of which has another; below 0 if none is."""
+    return int(torch._C._current_graph_task_id())
 
 
 def snapshot(tensor: Tensor) -> Tensor:

@@ -1,15 +1,20 @@
 """Errors become exit codes in one place, and nobody but a programmer sees a traceback."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import weft.runs.job
+from weft.cli.signals import use_orderly_end
 from weft.errors import CorruptFileError, DivergedError, RecipeError, RunFolderError, StorageError, WeftError
 
 
@@ -69,9 +74,70 @@ def test_bug_shows_its_traceback_and_asks_for_a_report(weft: Any, fail_with: Cal
     assert outcome.err.endswith("report it with the text above and `weft doctor --json`\n")
 
 
-def test_ctrl_c_before_the_training_is_130(weft: Any, fail_with: Callable[[BaseException], None]) -> None:
+def test_ctrl_c_before_the_training_is_130_and_told(weft: Any, fail_with: Callable[[BaseException], None]) -> None:
     fail_with(KeyboardInterrupt())
-    assert weft("run", "digits_mlp").code == 130
+    outcome = weft("run", "digits_mlp")
+    assert (outcome.code, outcome.out, outcome.err) == (130, "", "interrupted\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["typer", "torch"])
+def test_ctrl_c_while_something_is_imported_is_told(tmp_path: Path, module: str) -> None:
+    """Once a traceback through half of torch was shown, or nothing."""
+    (tmp_path / f"{module}.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    command = [sys.executable, "-m", "weft", "run", "digits_mlp"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    said = "interrupted\n" if module == "typer" else "importing torch\ninterrupted\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
+
+
+def test_a_signal_that_ends_the_command_lets_it_clean_up_first() -> None:
+    program = (
+        "import signal\n"
+        "from weft.cli.signals import use_orderly_end\n"
+        "with use_orderly_end():\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "    finally:\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"  # a second one does not cut this short
+        "        print('clean')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "clean\n", "")
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with use_orderly_end():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("is_bug", [False, True])
+def test_torchrun_is_told_why_a_rank_failed(
+    weft: Any, fail_with: Callable[[BaseException], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_bug: bool
+) -> None:
+    """In the file from which it makes its table, which has a link to its documentation otherwise."""
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "folder" / "error.json"))
+    fail_with(ZeroDivisionError("0") if is_bug else RecipeError("unknown key (lr)"))
+    assert weft("run", "digits_mlp").code == (3 if is_bug else 2)
+    assert ("this is a bug in Weft" if is_bug else "error: unknown key (lr)") in table_of_torchrun(tmp_path)
+
+
+def test_torchrun_is_told_that_a_rule_failed_and_nothing_crashed(
+    weft: Any, tiny: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "folder" / "error.json"))
+    assert weft("run", *tiny).code == 1
+    assert "the run ended well, but an acceptance rule failed" in table_of_torchrun(tmp_path)
+
+
+def table_of_torchrun(folder: Path) -> str:
+    failure = ProcessFailure(0, 1, 1, str(folder / "folder" / "error.json"))
+    return str(ChildFailedError("weft", {0: failure}).format_msg())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from weft.errors import DivergedError, StorageError
 from weft.records.record import Repetition, RunRecord
 from weft.records.record_file import new_record, read_record, write_record
-from weft.records.run_folder import RunFolder
+from weft.records.run_folder import RunFolder, use_alone
 from weft.runs import rank
 from weft.training.recipe import Recipe
 
@@ -144,6 +144,27 @@ def test_resumed_run_goes_on_to_the_end(weft: Any, tiny: tuple[str, ...], fake_t
     outcome = weft("run", "digits_mlp", "--resume", "here")
     assert outcome.code == 1 and "done, all samples used: seed 4" in outcome.out
     assert "seed 4" in outcome.err
+
+
+def test_a_run_that_is_under_way_is_not_resumed_beside(
+    weft: Any, tiny: tuple[str, ...], fake_training: Callable[..., None], tmp_path: Path
+) -> None:
+    fake_training(Repetition(4, "interrupted", "interrupted", ""), error=KeyboardInterrupt())
+    weft("run", *tiny, "--out", "here")
+    with use_alone(RunFolder(tmp_path / "here")):
+        for line in (("--resume", "here"), ("--resume", "here", "--workers", "2")):
+            outcome = weft("run", *line)
+            assert (outcome.code, outcome.out) == (
+                2,
+                "",
+            ) and "run is under way in another process (here)" in outcome.err
+
+
+def test_a_run_says_what_it_does_beside_its_steps(weft: Any, tiny: tuple[str, ...]) -> None:
+    """Once seconds went by in silence."""
+    alone, two = weft("run", *tiny), weft("run", *tiny, "--workers", "2", "--quiet")
+    assert alone.err.startswith("loading data\nseed 0  started") and alone.err.endswith("measuring one step\n")
+    assert two.err == ""
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer.main
 
+from weft.cli.launch import split_launch
 from weft.cli.main import app
 
 LAUNCHERS = ("torchrun", "mpirun")
@@ -14,7 +15,7 @@ LAUNCHERS = ("torchrun", "mpirun")
 
 def find_fault(command: str, root: Path) -> str:
     """What is wrong with a command as typed in the root folder; empty if nothing is."""
-    words = shlex.split(command.partition(" | ")[0])
+    words = shlex.split(command.partition(" | ")[0], comments=True)
     if words[0] in LAUNCHERS:
         words = _after_launcher(words)
     if words[0] == "make":
@@ -54,6 +55,9 @@ def _fault_of_weft(words: list[str], command: Any) -> str:
         if words[0] not in commands:
             return f"no such sub-command: {words[0]}"
         command, words = commands[words[0]], words[1:]
+    if command.name == "launch":  # what follows the script is the script's own
+        with_value = [spelling for parameter in command.params for spelling in parameter.opts]
+        words, _ = split_launch(words, with_value)
     known = {option for parameter in command.params for option in parameter.opts} | {"--help", "--debug"}
     unknown = [word for word in words if word.startswith("-") and word not in known]
     return f"no such option: {unknown[0]}" if unknown else ""

@@ -2,6 +2,9 @@
 
 import doctest
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -76,6 +79,16 @@ def test_commands_exist(document: Path) -> None:
     assert {line: fault for line, fault in faults.items() if fault} == {}
 
 
+@pytest.mark.parametrize("document", [ROOT / "docs" / "distributed.md"], ids=lambda file: file.name)
+def test_lines_for_mpirun_work_for_root_too(document: Path) -> None:
+    """Open MPI refuses to start as root, as one is in a container, unless it is told twice or by this option."""
+    lines = [line for line in commands_of(document.read_text(encoding="utf-8")) if line.startswith("mpirun ")]
+    assert lines
+    for line in lines:
+        options = [word for word in shlex.split(line) if word.startswith("--")]
+        subprocess.run([Path(sys.executable).parent / "mpirun", *options, "-n", "2", "true"], check=True, timeout=60)
+
+
 @pytest.mark.parametrize(
     ("command", "fault"),
     [
@@ -83,6 +96,8 @@ def test_commands_exist(document: Path) -> None:
         ("weft --version", ""),
         ("weft fly", "no such sub-command: fly"),
         ("weft run digits_mlp --wrkers 2", "no such option: --wrkers"),
+        ("weft launch --workers 2 train.py --lr 0.1  # the script's", ""),
+        ("weft launch --wrkers 2 train.py", "no such option: --wrkers"),
         ("torchrun --nproc-per-node 2 -m weft run digits_mlp", ""),
         ("torchrun --nproc-per-node 2 -m weft fly", "no such sub-command: fly"),
         ("mpirun -n 2 python examples/absent.py", "no such file: examples/absent.py"),

@@ -13,7 +13,7 @@ from weft.engines import command, local
 from weft.engines.engine import AbstractEngine, AbstractRanks, End, Tolerance
 from weft.engines.local import LocalEngine
 from weft.engines.mpirun import MpirunEngine
-from weft.engines.rank_program import log_of, read_process
+from weft.engines.rank_program import log_of, read_process, stream_of
 from weft.engines.torchrun import TorchrunEngine
 
 ENGINES: dict[str, AbstractEngine] = {
@@ -49,9 +49,11 @@ class BrokenEngine(AbstractEngine):
             for rank in range(num_ranks):
                 log_of(folder, rank).unlink(missing_ok=True)
                 log_of(folder, rank).symlink_to(os.devnull)
-        if self._fault == "rank 0 is not shown":
-            with contract.use_output_to(Path(os.devnull)):
-                return BrokenRanks(LocalEngine().start(folder, num_ranks), self._fault, folder)
+        if self._fault in ("rank 0 is not shown", "rank 0 is not kept"):
+            for stream in (stream_of(folder, 0, "out"), stream_of(folder, 0, "err")):
+                stream.unlink()
+                if self._fault == "rank 0 is not shown":
+                    stream.symlink_to(os.devnull)
         return BrokenRanks(LocalEngine().start(folder, num_ranks), self._fault, folder)
 
 
@@ -71,13 +73,13 @@ class BrokenRanks(AbstractRanks):
                 file.write_text(text)
         return [] if self._fault == "ends unseen" else ends
 
-    def interrupt(self) -> None:
+    def interrupt(self, *, everyone: bool) -> None:
         if self._fault == "interrupt to another rank":
             process = read_process(self._folder, 1)
             assert process is not None
             os.kill(process, signal.SIGINT)
         else:
-            self._ranks.interrupt()
+            self._ranks.interrupt(everyone=everyone)
 
     def end(self) -> None:
         self._ranks.end()
@@ -91,7 +93,7 @@ class BrokenRanks(AbstractRanks):
         ("ends unseen", contract.tell_exit_code),
         ("ends unseen", contract.name_killed_rank),
         ("no logs", contract.keep_logs),
-        ("no logs", contract.show_and_keep_rank_0),
+        ("rank 0 is not kept", contract.show_and_keep_rank_0),
         ("rank 0 is not shown", contract.show_and_keep_rank_0),
         ("interrupt to another rank", contract.pass_interrupt_on),
         ("ends unseen", contract.tell_interrupt),

@@ -1,7 +1,10 @@
 """Ranks as processes: results in order, the first failure told first, and nothing left behind."""
 
 import os
+import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,8 +17,10 @@ import pytest
 
 from tests.engines.contract import is_running, program, read_pids, wait_for_end
 from weft.engines import local
-from weft.engines.local import Tolerance, find_cause, run_ranks, threads_per_rank
-from weft.engines.rank_program import Failure, RankProgram
+from weft.engines.failure import Failure, find_cause
+from weft.engines.local import Tolerance, reserve_port, run_ranks, threads_per_rank
+from weft.engines.meeting import use_meeting_folder
+from weft.engines.rank_program import RankProgram
 from weft.errors import RankFailedError
 
 DEADLINE_SECONDS = 20
@@ -52,9 +57,9 @@ def use_launcher(function: str, num_ranks: int, pipe: Path) -> Iterator[subproce
 @pytest.mark.parametrize(
     ("how", "text", "exit_code"),
     [
-        ("value", "rank 1 of 3: seven is not six", 3),
+        ("value", "rank 1 of 3: ValueError: seven is not six", 3),
         ("usage", "rank 1 of 3: no such thing", 2),
-        ("exit", "rank 1 of 3: ended with exit code 7 and no result", 7),
+        ("exit", "rank 1 of 3: ended with exit code 7", 7),
         ("exit without result", "rank 1 of 3: ended with exit code 0 and no result", 3),
     ],
 )
@@ -142,11 +147,83 @@ def test_the_cause_is_the_first_that_is_no_witness() -> None:
     assert find_cause([failure(0, 2.0, True), failure(1, 1.0, True)]).rank == 1
 
 
-def test_ranks_know_their_number_on_this_host() -> None:
-    assert run_ranks(program("read", variable="LOCAL_RANK"), 2) == [0, 1]
+def test_every_rank_has_the_variables_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what a program brings along, which goes before all others."""
+    monkeypatch.setenv("RANK", "7")  # of a launch around this one
+    known = RankProgram("tests.processes.plain:tell_variables", {}, {"OWN": "1", "GROUP_RANK": "5"})
+    ranks = run_ranks(known, 2)
+    assert [rank["RANK"] for rank in ranks] == [rank["LOCAL_RANK"] for rank in ranks] == ["0", "1"]
+    for rank in ranks:
+        assert [rank[key] for key in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OWN")] == ["2", "2", "5", "1"]
+        assert (rank["MASTER_ADDR"], rank["MASTER_PORT"]) == ("127.0.0.1", ranks[0]["MASTER_PORT"])
+
+
+def test_launches_at_the_same_time_have_ports_of_their_own_which_ranks_can_use() -> None:
+    with reserve_port() as first, reserve_port() as second:
+        port = first.getsockname()[1]
+        assert port != second.getsockname()[1]
+        with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+            pass
 
 
 def test_threads_are_shared_among_ranks() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert threads_per_rank(1) == cores
-    assert threads_per_rank(100 * cores) == 1
+    assert threads_per_rank(1, {}) == cores
+    assert threads_per_rank(100 * cores, {}) == 1
+
+
+@pytest.mark.parametrize(("given", "number"), [("3", 3), ("3,2", 3), ("", None), ("0", None), ("many", None)])
+def test_threads_that_the_user_asks_for_are_given(given: str, number: int | None) -> None:
+    assert threads_per_rank(1, {"OMP_NUM_THREADS": given}) == (number or len(os.sched_getaffinity(0)))
+
+
+def test_a_rank_computes_with_the_threads_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert run_ranks(RankProgram("torch:get_num_threads", {}), 2) == [3, 3]
+
+
+def test_everyone_can_be_interrupted(pipe: Path) -> None:
+    """Ranks of a script do not tell each other to stop."""
+
+    def interrupt() -> None:
+        read_pids(pipe, 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    other_hand = threading.Thread(target=interrupt)
+    other_hand.start()
+    stopped = run_ranks(program("stop_each_when_interrupted", pipe=str(pipe)), 2, interrupts_all=True)
+    assert stopped == ["stopped", "stopped"]
+    other_hand.join()
+
+
+def test_ranks_that_fail_for_reasons_of_their_own_have_a_line_each() -> None:
+    with pytest.raises(RankFailedError, match=r"rank 1 of 3: KeyError: 'b'$") as failure:
+        run_ranks(program("fail_each_in_its_way"), 3)
+    first, *_, other, last = failure.value.shown.splitlines()
+    assert first == "Traceback (most recent call last):" and other == "KeyError: 'b'"
+    assert re.fullmatch(r"rank 2: ValueError: c \(.*plain.py:\d+\)", last)  # and not rank 0, a witness
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_launcher_that_is_killed_leaves_no_folder(how: signal.Signals, pipe: Path) -> None:
+    """Once the run's secret stayed in it. The fork server sees that its launcher is gone."""
+    with use_launcher("wait_for_signal", 2, pipe) as launcher:
+        read_pids(pipe, 2)
+        (server,) = map(int, Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split())
+        assert list(pipe.parent.glob("weft-ranks-*/secret"))
+        launcher.send_signal(how)
+        wait_for_end(server)
+    assert not list(pipe.parent.glob("weft-ranks-*"))
+
+
+def test_a_folder_that_was_left_behind_is_removed_by_the_next_launch() -> None:
+    """Not one whose launcher lives."""
+    root = Path(tempfile.gettempdir())
+    abandoned, begun = root / "weft-ranks-abandoned", root / "weft-ranks-begun"
+    for folder, file in ((abandoned, "owner"), (begun, "secret")):
+        folder.mkdir()
+        (folder / file).touch()
+    with use_meeting_folder() as alive:
+        run_ranks(program("tell", word="next"), 1)
+        assert sorted(root.iterdir()) == sorted([alive, begun])
+    shutil.rmtree(begun)

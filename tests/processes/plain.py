@@ -62,6 +62,18 @@ def wait_for_end_of(rank: int) -> None:
         select.select([os.pidfd_open(process)], [], [])
 
 
+def tell_variables() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def fail_each_in_its_way() -> None:
+    """Rank 1 first, of its own accord; rank 0 sees that; rank 2 afterwards, of its own accord too."""
+    if own_rank() == 1:
+        raise KeyError("b")
+    wait_for_end_of(1)
+    raise PeerLostError("rank 1 is lost", 1) if own_rank() == 0 else ValueError("c")
+
+
 def die(joins: bool) -> str:
     """Rank 1 is killed, before the others know it or after; they go on."""
     if joins:
@@ -78,6 +90,29 @@ def print_and_fail(rank: int) -> None:
         sys.exit("the disk is full")
     wait_for_end_of(rank)
     raise PeerLostError(f"rank {rank} is lost", rank)
+
+
+def print_in_every_way(num_lines: int) -> None:
+    for i in range(num_lines):
+        print(f"line {i} of {own_rank()}")
+    os.write(1, b"past python\n")
+    print("to the error", file=sys.stderr)
+    os.system("echo by a program")
+    print("without end", end="")
+
+
+def print_terminal() -> None:
+    print(sys.stdout.isatty(), sys.stderr.isatty(), os.get_terminal_size().columns)
+    print("10%\r20%")
+
+
+def print_for_ever() -> str:
+    try:
+        while True:
+            print("a line")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return "nobody reads"
 
 
 def interrupt_itself() -> None:
@@ -111,6 +146,13 @@ def stop_when_interrupted(pipe: str) -> str:
     while own_rank() > 0 and not asked:
         signal.pause()
     return "stopped" if asked else "done"
+
+
+def stop_each_when_interrupted(pipe: str) -> str:
+    """Every rank ends when it is interrupted itself."""
+    with suppress(KeyboardInterrupt):
+        wait_for_signal(pipe)
+    return "stopped"
 
 
 def stop_all_when_interrupted(pipe: str, folder: str) -> str:

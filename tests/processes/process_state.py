@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
+OF_ONE_LAUNCH = ("WEFT_MEETING", "WEFT_STARTER", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+
 
 def tell_state() -> dict[str, Any]:
     return {
@@ -33,7 +35,7 @@ def tell_state() -> dict[str, Any]:
         "descriptors": sorted(int(d) for d in os.listdir("/proc/self/fd"))[:-1],
         "streams": [[s.encoding, s.errors, s.line_buffering, s.fileno()] for s in (sys.stdout, sys.stderr)],
         "input": os.readlink("/proc/self/fd/0"),
-        "environment": {k: v for k, v in os.environ.items() if k not in ("WEFT_MEETING", "WEFT_STARTER")},
+        "environment": {k: v for k, v in os.environ.items() if k not in OF_ONE_LAUNCH},
     }
 
 

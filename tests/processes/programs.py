@@ -87,6 +87,10 @@ def lose_peer(kind: Kind, collective: str, how: str, ranks_per_host: int = 0) ->
     return contract.lose(group, collective, kill_this_process if how == "dead" else None)
 
 
+def close_while_waiting(kind: Kind) -> str:
+    return contract.close_while_waiting(open_over(kind, 15, 0))
+
+
 def open_over(kind: Kind, timeout: float, ranks_per_host: int) -> AbstractGroup:
     """As if a host held so few ranks, where that is asked for."""
     launch = find_launch()

@@ -3,6 +3,8 @@
 import errno
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,7 +12,7 @@ import pytest
 
 from weft.errors import CorruptFileError, RunFolderError, StorageError
 from weft.records.record_file import new_record, write_record
-from weft.records.run_folder import RunFolder, create_run_folder, open_run_folder
+from weft.records.run_folder import RunFolder, create_run_folder, open_run_folder, use_alone
 
 
 def test_a_new_folder_is_empty_and_knows_its_files(tmp_path: Path) -> None:
@@ -119,3 +121,45 @@ def test_a_log_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None
 
 def no_space(*_: Any, **__: Any) -> NoReturn:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    """Once two `--resume` of one run wrote over each other's checkpoints."""
+    folder = create_run_folder(tmp_path / "run", "digits_mlp")
+    with use_alone(folder):
+        is_told = pytest.raises(RunFolderError, match=r"under way in another process \(.*run\); wait for its end")
+        with is_told, use_alone(folder):
+            pass
+        with use_alone(create_run_folder(tmp_path / "other", "digits_mlp")):
+            assert os.listdir(folder.path) == []
+    with use_alone(folder):
+        pass
+
+
+def test_a_folder_that_cannot_be_locked_is_used_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_descriptor: int, _how: int) -> NoReturn:
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with use_alone(RunFolder(tmp_path)):
+        pass
+
+
+def test_the_lock_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from weft.records.run_folder import RunFolder, use_alone\n"
+        "with use_alone(RunFolder(Path(sys.argv[1]))):\n"
+        "    print('locked', flush=True)\n"
+        "    input()\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        with pytest.raises(RunFolderError, match="under way"), use_alone(RunFolder(tmp_path)):
+            pass
+        process.kill()
+    with use_alone(RunFolder(tmp_path)):
+        pass

@@ -183,3 +183,16 @@ def test_bar_is_not_drawn_at_every_step() -> None:
 
 def test_notice_stands_above_the_bar() -> None:
     assert "note: resumed from step 3" in bars_at(80, iter([events.Notice("resumed from step 3"), *training()]))
+
+
+def test_what_goes_on_beside_the_steps_is_a_line_before_it_begins() -> None:
+    stream = [events.Stage("loading data"), *training(every=500), events.Stage("measuring one step")]
+    lines = lines_of(stream)
+    assert (lines[0], lines[-1]) == ("loading data", "measuring one step")
+
+
+def test_a_quiet_run_says_nothing_of_it() -> None:
+    console = Console(file=io.StringIO())
+    with use_progress(console, ("seed 0",), quiet=True) as listener:
+        listener(events.Stage("loading data"))
+    assert isinstance(console.file, io.StringIO) and console.file.getvalue() == ""

@@ -74,7 +74,7 @@ def picture(event: Event) -> str:
     words: list[object] = [type(event).__name__]
     if isinstance(event, events.EpochStarted | events.EpochEnded):
         words.append(event.epoch)
-    elif not isinstance(event, events.Notice):
+    elif not isinstance(event, events.Notice | events.Stage):
         words.append(f"{event.progress.samples}/{event.progress.total_samples}")
     if isinstance(event, events.StepEnded):
         words.append(f"of {event.result.num_samples}")

@@ -12,7 +12,7 @@ MODULE = "-m"
 
 
 def split_launch(words: Sequence[str], with_value: Collection[str]) -> tuple[list[str], list[str]]:
-    """What of a command line after `launch` is the launch's own, and what is the script's: all from its name on.
+    """A command line after `launch` in two: the launch's own words, and the script's, which are all from its name on.
 
     Args:
         with_value: the options of the launch that take the next word, as `--workers 2`.
@@ -26,9 +26,9 @@ def split_launch(words: Sequence[str], with_value: Collection[str]) -> tuple[lis
     while rest and rest[0].startswith("-"):
         if rest[0] == "--":
             return own, rest[1:]
-        length = 2 if rest[0] in with_value else 1
+        option, length = rest[0], 2 if rest[0] in with_value else 1
         own, rest = own + rest[:length], rest[length:]
-        if own[-length].startswith(MODULE):
+        if option.startswith(MODULE):
             break
     return own, rest
 

@@ -71,7 +71,7 @@ def weft(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of any error; may stand anywhere in the line.")
+        bool, typer.Option("--debug", help="Show the traceback of any error; may stand anywhere before a script.")
     ] = False,
 ) -> None:
     """The help of `weft --help` for the options before the sub-command; `main` has taken `--debug` by then."""
@@ -114,7 +114,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _show(error: WeftError, *, debug: bool) -> None:
-    """What is to be said before the error itself."""
+    """Show where an error came from, before the error itself."""
     ranks = error if isinstance(error, RankFailedError) else None
     text = (ranks.rank_traceback if ranks else "") or traceback.format_exc() if debug else ranks.shown if ranks else ""
     sys.stderr.write(text)
@@ -137,7 +137,7 @@ def _tell_torchrun(text: str) -> None:
     """torchrun takes any exit code but 0 for a crash and shows its own stack; and what it finds in this file."""
     file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if file:
-        message = {"message": text, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
+        message = {"message": text, "extraInfo": {"timestamp": str(int(time.time()))}}
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).write_text(json.dumps({"message": message}))
 

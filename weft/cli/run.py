@@ -38,11 +38,11 @@ def run(
     json: Json = False,
 ) -> None:
     """Train a recipe and say whether the result is accepted."""
-    from weft.engines.fork_server import start_fork_server
+    from weft.engines.fork_server import is_first_rank, start_fork_server
 
     if plan is not None or workers is not None:
         start_fork_server()  # it imports torch while this process does
-    if not quiet and "torch" not in sys.modules:
+    if not quiet and "torch" not in sys.modules and is_first_rank():
         error_console().print("importing torch")
     from weft.engines.tolerance import check_restarts
     from weft.records.record_file import read_record

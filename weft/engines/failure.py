@@ -1,30 +1,17 @@
 """Why a rank failed, as data: what was raised, and where in the user's own files."""
 
-import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import takewhile
 from traceback import FrameSummary, TracebackException
 from typing import Any
 
 from weft.errors import TrainingError, WeftError
+from weft.script_lines import ScriptLine, owner_of
 
-__all__ = ["Failure", "Frame", "describe", "find_cause"]
+__all__ = ["Failure", "describe", "find_cause"]
 
-WEFT = f"{Path(__file__).parents[1]}{os.sep}"
-LIBRARIES = (f"{Path(os.__file__).parent}{os.sep}", "<frozen ")
-PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 MOST_FRAMES = 20  # an endless recursion has a thousand
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A line of a file that was being run."""
-
-    file: str
-    line: int
-    function: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -47,11 +34,11 @@ class Failure:
     exit_code: int
     is_witness: bool
     shown: str = ""
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[ScriptLine, ...] = ()
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "Failure":
-        return Failure(**{**data, "frames": tuple(Frame(**frame) for frame in data["frames"])})
+        return Failure(**{**data, "frames": tuple(ScriptLine(**frame) for frame in data["frames"])})
 
     @property
     def where(self) -> str:
@@ -72,10 +59,10 @@ def describe(error: BaseException, rank: int) -> Failure:
     whole = "".join(seen.format())
     is_raised_here = _is_raised_here(seen)
     has_own = _leave_own_frames(seen)
-    frames = tuple(Frame(f.filename, f.lineno or 0, f.name, f.line or "") for f in seen.stack) if has_own else ()
+    frames = tuple(ScriptLine(f.filename, f.lineno or 0, f.name, f.line or "") for f in seen.stack) if has_own else ()
     if has_own or isinstance(error, SyntaxError):
         shown = "".join(seen.format())
-        if is_raised_here and not is_ours:
+        if has_own and is_raised_here and not is_ours:
             shown += "(raised inside Weft; --debug shows where)\n"
     else:  # nobody but a programmer of Weft can tell more than the text does, and needs all of it
         shown = "" if is_ours else whole
@@ -102,33 +89,40 @@ def _text_of(error: BaseException) -> str:
 def _leave_own_frames(seen: TracebackException) -> bool:
     """Take away what is not the user's business; whether a frame of the user's own is left.
 
-    That is frames of Weft and of what runs a script; where Weft itself raised the error, also those of libraries on the
-    way to it (autograd, which calls a hook), and what Weft had caught before.
+    That is frames of Weft and of what runs a script; where Weft was called last, all that it called too, and what it
+    had caught before.
 
         train.py:9, torch/_tensor.py:630, weft/.../gradients.py:40: PeerLostError       train.py:9
         weft/.../script.py:60, train.py:9, torch/nn/functional.py:100: RuntimeError     train.py:9, functional.py:100
     """
-    own = [frame for frame in seen.stack if not _is_weft(frame) and not frame.filename.startswith("<frozen ")]
     is_raised_here = _is_raised_here(seen)
-    while is_raised_here and own and _is_library(own[-1]):
-        own.pop()
-    seen.stack[:] = own
+    below = len(_after_last_own(seen)) if is_raised_here else 0
+    kept = [frame for frame in seen.stack[: len(seen.stack) - below] if not _is_ours(frame)]
+    seen.stack[:] = kept
     for inner in seen.exceptions or ():
         _leave_own_frames(inner)
     for name in ("__cause__", "__context__"):
         inner = getattr(seen, name)
         if inner is not None and not _leave_own_frames(inner) and is_raised_here:
             setattr(seen, name, None)
-    return any(not _is_library(frame) for frame in own)
+    return any(map(_is_own, kept))
+
+
+def _after_last_own(seen: TracebackException) -> list[FrameSummary]:
+    """The frames below the user's innermost one."""
+    return list(takewhile(lambda frame: not _is_own(frame), reversed(seen.stack)))
 
 
 def _is_raised_here(seen: TracebackException) -> bool:
-    return bool(seen.stack) and _is_weft(seen.stack[-1])
+    """Whether the user's innermost line called Weft, and the error came from there."""
+    return any(owner_of(frame.filename) == "weft" for frame in _after_last_own(seen))
 
 
-def _is_weft(frame: FrameSummary) -> bool:
-    return frame.filename.startswith(WEFT)
+def _is_ours(frame: FrameSummary) -> bool:
+    """Of Weft, or of Python's own way to run a module."""
+    return owner_of(frame.filename) == "weft" or frame.filename.startswith("<frozen ")
 
 
-def _is_library(frame: FrameSummary) -> bool:
-    return frame.filename.startswith(LIBRARIES) or any(part in frame.filename for part in PACKAGES)
+def _is_own(frame: FrameSummary) -> bool:
+    """The user's: no part of Weft, nor of a library."""
+    return owner_of(frame.filename) == "user"

@@ -24,7 +24,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, final
 
-__all__ = ["ForkServer", "ForkedRank", "find_fork_server", "fork_rank", "start_fork_server", "stop_fork_server"]
+__all__ = [
+    "ForkServer",
+    "ForkedRank",
+    "find_fork_server",
+    "fork_rank",
+    "is_first_rank",
+    "start_fork_server",
+    "stop_fork_server",
+]
 
 START_SECONDS = 300.0  # an import of torch from a cold disk, on a busy machine
 POLL_SECONDS = 0.05
@@ -184,6 +192,11 @@ def start_fork_server() -> None:
     if not RANK_VARIABLES & os.environ.keys():
         with _lock, suppress(OSError):
             _get_server()
+
+
+def is_first_rank(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is nobody's rank, or rank 0, as its variables tell before torch is there to ask."""
+    return all(environment.get(name, "0") == "0" for name in RANK_VARIABLES)
 
 
 def stop_fork_server() -> None:

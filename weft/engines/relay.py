@@ -85,7 +85,7 @@ class Source:
             fcntl.ioctl(self.descriptor, termios.TIOCSWINSZ, size)
 
     def read(self) -> bytes | None:
-        """What has come; None at the end, nothing where nothing has."""
+        """All that has come; None at the end, nothing where nothing has."""
         try:
             return os.read(self.descriptor, CHUNK) or None
         except BlockingIOError:
@@ -115,7 +115,7 @@ class Source:
         while poll.poll(1000 * patience) and (content := self.read()):
             self.pass_on(content)
         if self.pending:
-            self.pass_on(b"\n")
+            _write(self.target, whole_lines(self.pending + b"\n", self.prefix)[0])
 
 
 @final

@@ -86,7 +86,7 @@ def _run_file(path: str, arguments: tuple[str, ...]) -> None:
     file = os.path.abspath(path)
     loader = SourceFileLoader("__main__", file)
     main = _become_main(str(Path(path).resolve().parent), [path, *arguments])
-    main.__dict__.update(__file__=file, __loader__=loader, __cached__=None, __annotations__={})
+    main.__dict__.update(__file__=file, __loader__=loader, __cached__=None)
     exec(loader.source_to_code(loader.get_data(file), file), main.__dict__)
 
 
@@ -98,7 +98,7 @@ def _run_module(name: str, arguments: tuple[str, ...]) -> None:
 def _become_main(folder: str, arguments: list[str]) -> ModuleType:
     """A new main module, and the arguments and first folder of imports that it has in a process of its own."""
     main = sys.modules["__main__"] = ModuleType("__main__")
-    main.__dict__["__builtins__"] = sys.modules["builtins"]
+    main.__dict__.update(__builtins__=sys.modules["builtins"], __annotations__={})
     sys.argv = arguments
     if not sys.flags.safe_path:
         sys.path[0] = folder  # in place of that from which this process was started

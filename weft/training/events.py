@@ -101,7 +101,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Stage:
-    """What goes on now beside the steps, and takes time."""
+    """Work beside the steps that takes time and begins now."""
 
     text: str
 

@@ -36,6 +36,7 @@ class Update:
 
     Args:
         clip_norm: the largest norm of all gradients together, which `norm` knows; None for any.
+        settings: those that a script has changed in its optimizer, as text, for whoever updates in its place.
     """
 
     optimizer: AbstractOptimizer
@@ -44,6 +45,7 @@ class Update:
     lr: float
     clip_norm: float | None
     norm: Norm = joint_norm
+    settings: str | None = None
 
     def apply(self, gradients: Mapping[str, Tensor | None]) -> OptimizerState:
         if self.clip_norm is not None:

@@ -6,6 +6,7 @@ judge. Values are small whole numbers where results must be exact in every type,
 """
 
 import hashlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -414,6 +415,24 @@ def lose(group: AbstractGroup, collective: str, die: Callable[[], Any] | None) -
         told.append(error.peer)
     group.close()
     return told
+
+
+def close_while_waiting(group: AbstractGroup) -> str:
+    """The first of two ranks waits, and another thread of it closes the group: how that ended, and for the other rank,
+    which waits as well."""
+    group.barrier()
+    closing = threading.Timer(0.3, group.close)
+    if group.rank == 0:
+        closing.start()
+    try:
+        group.recv(torch.empty(1), 1 - group.rank)
+    except (UsageError, PeerLostError, RuntimeError) as error:
+        return type(error).__name__
+    finally:
+        if group.rank == 0:
+            closing.join()
+        group.close()
+    return "it went on"
 
 
 def check_loss(told: list[Any], size: int) -> None:

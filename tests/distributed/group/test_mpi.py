@@ -43,6 +43,11 @@ def test_a_dead_peer_is_named_where_mpirun_tolerates_it() -> None:
     contract.check_loss(lose(3, "recv", "--with-ft", "ulfm")[0], 3)
 
 
+def test_a_group_that_another_thread_closes_ends_the_waiting_in_it() -> None:
+    path = "tests.processes.programs:close_while_waiting"
+    assert run_launched(mpirun(2), path, 2, kind="mpi")[0] == ["UsageError", "PeerLostError"]
+
+
 def test_a_missing_package_is_told_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "mpi4py.MPI", None)
     with pytest.raises(UsageError, match=r"pip install 'weft\[mpi\]'"):

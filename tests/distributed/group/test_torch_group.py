@@ -26,3 +26,10 @@ def test_a_silent_peer_is_named_on_every_surviving_rank(collective: str) -> None
     path = "tests.processes.programs:lose_peer"
     told = run_processes(path, 3, is_last_silent=True, kind="torch", collective=collective, how="silent")
     contract.check_loss(told, 3)
+
+
+def test_a_group_that_another_thread_closes_ends_the_waiting_in_it() -> None:
+    assert run_processes("tests.processes.programs:close_while_waiting", 2, kind="torch") == [
+        "RuntimeError",
+        "PeerLostError",
+    ]

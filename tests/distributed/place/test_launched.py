@@ -1,8 +1,16 @@
 """Which rank this is, from the variables of whoever started it."""
 
-import pytest
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from weft.distributed.place import Launch, find_launch
+import pytest
+import torch.distributed as distributed
+from torch.distributed import distributed_c10d
+
+from weft.distributed.place import Launch, find_launch, has_met, meeting, open_group, open_launched_mailbox
+from weft.distributed.place.open_group import open_world
 from weft.errors import UsageError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}
@@ -58,3 +66,29 @@ ALONE = [{"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, {"PMI_RANK": "0", "PMI_SIZE
 @pytest.mark.parametrize("environment", ALONE)
 def test_one_process_under_another_launcher_is_one_rank(environment: dict[str, str]) -> None:
     assert find_launch(environment) == Launch("nobody")
+
+
+@pytest.fixture
+def stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has met nobody yet."""
+    monkeypatch.setattr(meeting, "_met", [])
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(distributed_c10d, "_default_pg_init_method", None)
+
+
+@pytest.mark.parametrize("meet", [open_group, open_launched_mailbox, lambda launch: open_world(launch, 1)])
+def test_ranks_that_weft_brings_together_have_met(stranger: None, meet: Callable[[Launch], Any]) -> None:
+    assert not has_met()
+    meet(Launch("nobody")).close()
+    assert has_met()
+
+
+@pytest.mark.parametrize("has_store", [False, True])
+def test_ranks_that_torch_brings_together_have_met_also_when_they_have_parted(
+    stranger: None, tmp_path: Path, has_store: bool
+) -> None:
+    url = {"init_method": f"file://{tmp_path}/meeting"}
+    how: dict[str, Any] = {"store": vars(distributed)["HashStore"]()} if has_store else url
+    distributed.init_process_group("gloo", rank=0, world_size=1, **how)
+    distributed.destroy_process_group()
+    assert has_met()

@@ -1,10 +1,12 @@
 """The training that a plan is realised for: what servers need to know of it, and where decisions are recorded."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from weft.distributed.consistency.server import Settings
+from weft.distributed.consistency.server.tuning import AbstractTunedOptimizer
 from weft.training.build import build_optimizer
 from weft.training.optimizers import AbstractOptimizer
 from weft.training.recipe import Recipe
@@ -23,6 +25,8 @@ class RunSpec:
         whole_gradients: whether the loop looks at gradients between backward and update, as a script's own may: then
             every rank gets all of them, where it would do with those that it updates with.
         replay: the run folder whose decisions are repeated; None to decide anew.
+        make_updates: of a script, whose optimizer has parameter groups and settings that change: the optimizer of one
+            shard of the servers. None for `optimizer`, as it is.
     """
 
     optimizer: AbstractOptimizer | None = None
@@ -32,6 +36,7 @@ class RunSpec:
     run: Path | None = None
     replay: Path | None = None
     whole_gradients: bool = False
+    make_updates: Callable[[int, Settings], AbstractTunedOptimizer] | None = None
 
     @staticmethod
     def of(recipe: Recipe, seeds: Sequence[int], run: Path | None = None, replay: Path | None = None) -> "RunSpec":

@@ -82,6 +82,7 @@ def _server_spec(shard: int, plan: Plan, place: AbstractPlace, spec: RunSpec, sn
     settings = settings_of(plan, optimizer, spec.clip_norm)
     # Where ranks update by themselves, servers need no optimizer, and keep no state of one.
     updater = optimizer if settings.form == "gradient" else Optimizer(SGD(), lr=optimizer.lr)
+    tuned = spec.make_updates(shard, settings) if spec.make_updates and settings.form == "gradient" else None
     replay = None if settings.is_synchronous else spec.replay
     recorded = {seed: read_decisions(replay, seed, shard) for seed in spec.seeds} if replay else None
 
@@ -95,7 +96,8 @@ def _server_spec(shard: int, plan: Plan, place: AbstractPlace, spec: RunSpec, sn
         plan=str(plan),
         settings=settings,
         make_policy=policy_for,
-        make_optimizer=partial(place.charge_updates, updater),
+        make_optimizer=partial(place.charge_updates, updater if tuned is None else tuned),
+        tune=None if tuned is None else tuned.tune,
         run=None if settings.is_synchronous else spec.run,  # whose updates depend on nothing that is decided
         snapshot=snapshot,
     )

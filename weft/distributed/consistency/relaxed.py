@@ -133,10 +133,14 @@ class RelaxedReplicas(AbstractReplicas):
     def use_consensus(self, model: State) -> Iterator[Consensus]:
         self._agreement.settle()
         with self._base.use_consensus(model):
-            agreed = self._scheme.consensus() if self._step > self._until else None
+            agreed = self.agreed_weights()
             distance = 0.0 if agreed is None else self._distance(agreed)
             with use_point(model.parameters, model.parameters if agreed is None else {**model.parameters, **agreed}):
                 yield Consensus(self, {"consensus_distance": distance})
+
+    def agreed_weights(self) -> Mapping[str, Tensor] | None:
+        """Those that all ranks together stand for, valid until the next step; None where all hold the same."""
+        return self._scheme.consensus() if self._step > self._until else None
 
     def _distance(self, agreed: Mapping[str, Tensor]) -> float:
         """Root mean square over ranks of |own weights - agreed weights|."""

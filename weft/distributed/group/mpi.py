@@ -204,7 +204,8 @@ class _MpiWork(AbstractWork):
             self._liveness.check()
             self._liveness.check_open()
         except (PeerLostError, UsageError) as error:
-            return self._end(error)
+            self._end(error)
+            return
         if waited > self._timeout:
             self._fail(TimeoutError(f"MPI took more than {self._timeout:g} s"), was_timeout=True)
         time.sleep(0 if waited < YIELDING_SECONDS else IDLE_SECONDS)

@@ -1,4 +1,4 @@
-"""What ranks must agree on when a script weaves its models and optimizers, one fact after another, as text."""
+"""The facts on which ranks must agree when a script weaves its models and optimizers, one after another, as text."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +14,8 @@ def describe_woven(
     """Parameters, buffers, optimizers and their groups, in order, and the settings of the call.
 
     >>> model = nn.Linear(2, 1, bias=False)
-    >>> for name, value in describe_woven([model], [torch.optim.SGD(model.parameters(), lr=0.5)], plan="data=2").items():
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    >>> for name, value in describe_woven([model], [optimizer], plan="data=2").items():
     ...     print(f"{name}: {value[:42]}")
     plan: data=2
     parameter weight: float32 (1, 2)

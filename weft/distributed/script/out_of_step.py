@@ -51,15 +51,19 @@ def tell_stuck(reports: Mapping[int, RankReport], size: int) -> str | None:
 
 def tell_failed(report: RankReport, waiter: RankReport) -> str:
     """For a rank that waited for one that failed."""
-    return f"rank {report.rank} failed ({report.error}); {_describe(waiter)}; look at the error of rank {report.rank}"
+    waits = f"rank {waiter.rank} {_describe(waiter)}"
+    return f"rank {report.rank} failed ({report.error}); {waits}; look at the error of rank {report.rank}"
 
 
 def tell_reports(fact: str, reports: Iterable[RankReport]) -> str:
     """A fact, a line for the ranks that are in the same place each, and the cure."""
-    ranks_at: dict[str, list[int]] = {}
+    alike: dict[str, list[RankReport]] = {}
     for report in sorted(reports, key=lambda report: report.rank):
-        ranks_at.setdefault(_describe(report).partition(" ")[2].partition(" ")[2], []).append(report.rank)
-    lines = [f"  {name_ranks(ranks)} {place}" for place, ranks in ranks_at.items()]
+        alike.setdefault(_describe(report), []).append(report)
+    lines = [
+        f"  {name_ranks([report.rank for report in each])} {_describe(each[0], is_one=len(each) == 1)}"
+        for each in alike.values()
+    ]
     return "\n".join([fact, *_cut(lines), CURE])
 
 
@@ -122,13 +126,19 @@ def _cure_for(calls: Sequence[NotedCall], facts: Sequence[Facts], other: int) ->
     return "give all ranks the same" if is_same_kind and dict(facts[0]) != dict(facts[other]) else CURE
 
 
-def _describe(report: RankReport) -> str:
-    """`rank 1 waits in backward at train.py:12: loss.backward() (calls: weft.weave 1, backward 6)`."""
+def _describe(report: RankReport, *, is_one: bool = True) -> str:
+    """`waits in backward at train.py:12: loss.backward() (calls: weft.weave 1, backward 6)`, of one rank or more."""
     last = f"{report.calls[-1].kind} at {report.calls[-1].line}" if report.calls else "none"
-    counts = ", ".join(f"{kind} {count}" for kind, count in report.counts)
-    doing = {"waits": "waits in ", "works": "works", "ended": "has ended", "failed": f"failed ({report.error})"}
-    after = "" if report.state == "waits" else "; its last call was "
-    return f"rank {report.rank} {doing[report.state]}{after}{last}" + (f" (calls: {counts})" if counts else "")
+    calls = ", ".join(f"{kind} {count}" for kind, count in report.counts)
+    counted = f" (calls: {calls})" if calls else ""
+    if report.state == "waits":
+        return f"{'waits' if is_one else 'wait'} in {last}{counted}"
+    one, more = {
+        "works": ("works", "work"),
+        "ended": ("has ended", "have ended"),
+        "failed": (f"failed ({report.error})",) * 2,
+    }[report.state]
+    return f"{one if is_one else more}; {'its' if is_one else 'their'} last call was {last}{counted}"
 
 
 def _cut(lines: list[str]) -> list[str]:

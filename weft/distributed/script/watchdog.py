@@ -26,7 +26,8 @@ TICK_SECONDS = 0.25
 PATIENCE_SECONDS = 1.0
 # A server may work for long at what all ranks wait for: only the end of all movement tells.
 STUCK_SECONDS = 120.0
-# How long a rank that was told has to leave its call, by itself and then by force.
+# How long a rank has to leave its call when what it waits in was closed; then by an error; then its process is ended.
+CLOSING_SECONDS = 2.0
 GRACE_SECONDS = 4.0
 LINGER_SECONDS = 3.0
 POLL_SECONDS = 0.02
@@ -191,7 +192,7 @@ class Watchdog:
             if waited > GRACE_SECONDS:
                 print(f"weft: {self.finding}", file=sys.stderr, flush=True)
                 os._exit(OutOfStepError.exit_code)
-            if waited > GRACE_SECONDS / 2 and not is_raised:
+            if waited > CLOSING_SECONDS and not is_raised:
                 is_raised = True
                 thread = ctypes.c_ulong(self._script_thread.ident or 0)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(OutOfStepError))

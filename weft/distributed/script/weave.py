@@ -5,92 +5,248 @@ with N ranks, inside the same lines:
   loader      every rank gets its share of the same global batch, in the order that rank 0 draws
   backward    gradients are averaged in buckets as they are ready; when backward returns, they are all there
   step        every rank makes the same update
+Other plans (local, elastic, gossip, servers) take their steps in `step` instead: see steps.py.
 """
 
-from typing import Any, TypeVar
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from weft.distributed.place import LaunchedPlace
+from weft.distributed.codecs import make_codec
+from weft.distributed.consistency.server import Settings
+from weft.distributed.place import AbstractPlace, LaunchedPlace
 from weft.distributed.placement import DataParallel
+from weft.distributed.placement.cut import cut_evenly
+from weft.distributed.placement.exchange import GradientExchange
 from weft.distributed.realise import RunSpec, realise
-from weft.distributed.script.gradients import GradientHooks
-from weft.distributed.script.loaders import SharedLoader
-from weft.errors import PlanError, UsageError
-from weft.specs import CPU, Plan, parse_plan_for
+from weft.distributed.script.batch_norm import find_batch_norms, tell_of_batch_norm, use_global_batch_norm
+from weft.distributed.script.checks import (
+    as_list,
+    check_models,
+    check_new,
+    check_optimizers,
+    check_words,
+    device_of,
+    plan_for,
+)
+from weft.distributed.script.ends import close_at_end
+from weft.distributed.script.gradients import Backward, GradientHooks
+from weft.distributed.script.incoming import Loss
+from weft.distributed.script.loaders import TrainingLoader, check_loader
+from weft.distributed.script.losses import close_over_all
+from weft.distributed.script.names import prefix_of
+from weft.distributed.script.saving_guard import guard_torch_save
+from weft.distributed.script.seeding import reseed
+from weft.distributed.script.shares import make_share
+from weft.distributed.script.steps import OptimizerSteps, check_optimizers_fit, check_parameters
+from weft.distributed.script.torch_updates import OwnUpdates, ShardUpdates
+from weft.distributed.script.weaving import Weaving, weavings_of
+from weft.distributed.script.world import World, find_world
+from weft.errors import PlanError
+from weft.specs import Plan
 from weft.training.process import keep_freed_memory
 
 __all__ = ["weave"]
 
-ModelT = TypeVar("ModelT", bound=nn.Module)
-OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+ModelT = TypeVar("ModelT", bound=nn.Module | Sequence[nn.Module])
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None)
 
 
 def weave(
-    model: ModelT, optimizer: OptimizerT, loader: DataLoader[Any], plan: Plan | str = "data"
+    model: ModelT,
+    optimizer: OptimizerT,
+    loader: DataLoader[Any] | None = None,
+    plan: Plan | str = "data",
+    *,
+    loss: Loss = "mean",
+    weight: Callable[[Any], float] | None = None,
+    batch_norm: Literal["local", "global"] = "local",
 ) -> tuple[ModelT, OptimizerT, Any]:
     """Train the same script on every rank that was started, with the result that one process would give.
 
-    In one process everything is returned as it is. The batch size of the loader is global: ranks share each batch, and
-    a rank's loss must be the mean over its samples. Clipping, accumulation and schedulers work as they are. Running
-    statistics (batch norm) are each rank's own during an epoch, and their mean when the loader has come to its end.
-    With more than one rank, memory that a step frees stays with the process for the next step. The model trains on the
-    device that it is on; move it there, and freeze what is not to be trained, before.
+    The batch size of the loader is global: ranks share each batch. Clipping, accumulation, schedulers, gradient scalers
+    and autocast work as they are. Running statistics (batch norm) are each rank's own during an epoch, and their mean
+    when the loader has come to its end. With more than one rank, memory that a step frees stays with the process for
+    the next step. The model trains on the device that it is on; move it there, and freeze what is not to be trained,
+    before.
+
+    Plans that are not synchronous take their steps in `optimizer.step()`, with the gradients as they are then: clipping
+    is of a rank's own. At servers the optimizer runs where the parameters are, with this one's groups and settings.
+    Between epochs every rank holds the consensus of all.
 
     Args:
-        plan: "data" (all ranks), or a plan such as "data=2 topology=ring" that the number of ranks must fit. With
-            "shard" the optimizer keeps the state of its rank's pieces of parameters only, and has no `state_dict`.
+        model: or a list of models.
+        optimizer: of torch.optim, or a list of them, or None where the script updates by itself.
+        loader: or None where batches are made by hand (`weft.share`).
+        plan: "data" (all ranks), or a plan such as "data=2 topology=ring" that the number of ranks must fit; a plan of
+            the command (`weft launch --plan`) goes before it. With "shard" the optimizer keeps the state of its rank's
+            pieces of parameters only.
+        loss: whether the script's loss is the mean over the items of its batch, or their sum.
+        weight: the number of items that the loss of a batch is a mean over (tokens, say); by default its samples.
+        batch_norm: of a rank's own samples, or of those of all ranks.
+
+    Returns:
+        Model, optimizer and loader, the first two as they were given.
+
+    Raises:
+        UsageError: an argument is not what it should be; the same in one process.
+        PlanError: the plan cannot be carried out with these, and why.
 
     Example: start with `weft launch --workers 2 script.py` or `torchrun --nproc-per-node 2 script.py`.
 
         model, optimizer, loader = weft.weave(model, optimizer, loader, plan="data")
     """
-    place = LaunchedPlace()
-    wanted = _plan_for(plan, place.size)
-    if place.size == 1:
-        return model, optimizer, loader
-    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
-        raise UsageError("loader has no batches of indices to share (an iterable data set); give it a map-style one")
-    _check_has_end(loader)
+    models, optimizers, world = as_list(model), as_list(optimizer), find_world()
+    check_models(models)
+    check_optimizers(optimizers, models)
+    check_words(loss, weight, batch_norm)
+    check_new(world, models, optimizers)
+    if loader is not None:
+        check_loader(loader)
+    weaving = Weaving(world, plan_for(plan, world), models, optimizers, make_share(world, weight), loss)
+    if not weaving.plan.is_synchronous and batch_norm == "global" and find_batch_norms(models):
+        raise PlanError(f"global batch norm needs ranks that meet in every step (plan: {weaving.plan}); use local")
+    if world.num_ranks > 1:
+        _join(weaving, batch_norm)
+    else:
+        _check_alone(weaving)
+    if loader is not None:
+        weaving.loader = TrainingLoader(loader, world, weaving)
+    _register(weaving)
+    return model, optimizer, weaving.loader
+
+
+def _register(weaving: Weaving) -> None:
+    """In one process by a reference that keeps nothing alive: a script may weave many models, one after the other."""
+    world = weaving.world
+    if world.num_ranks > 1:
+        world.weavings.append(weaving)
+        return
+    known = weakref.proxy(weaving, lambda gone: world.weavings.__setitem__(slice(None), _without(world, gone)))
+    world.weavings.append(known)
+    for model in weaving.models:
+        vars(model)["_woven"] = weaving  # as long as the model lives
+
+
+def _without(world: World, gone: object) -> list[Any]:
+    return [weaving for weaving in world.weavings if weaving is not gone]
+
+
+def _check_alone(weaving: Weaving) -> None:
+    """What many ranks would refuse."""
+    if not weaving.plan.is_synchronous or weaving.plan.num_shards:
+        check_optimizers_fit(weaving)
+
+
+def _join(weaving: Weaving, batch_norm: str) -> None:
+    """Become one of the ranks; a process that is a server and nothing else serves, and leaves the script."""
+    world, plan = weaving.world, weaving.plan
+    is_in_group = plan.is_synchronous and plan.channel == "all_reduce"
+    if not is_in_group:
+        check_optimizers_fit(weaving)
+        _check_first_at_servers(weaving)
+    place = _place_on(world.place, device_of(weaving.models))
+    _ = world.group  # a collective call of all processes, servers too
+    guard_torch_save(world)
     keep_freed_memory()
-    realised = realise(wanted, LaunchedPlace(place.launch, _device_of(model)), RunSpec(whole_gradients=True))
-    replicas = realised.__enter__()  # until the process ends
-    assert isinstance(replicas, DataParallel), "other plans have been refused"
-    replicas.placement.take_over(optimizer, dict(model.named_parameters()))  # first, for it may refuse
-    shared = SharedLoader(loader, replicas.group, tuple(model.buffers()))
-    GradientHooks(replicas, model, shared, keep=realised)
-    return model, optimizer, shared
+    updates = OwnUpdates(weaving.optimizers, weaving.updated)
+    spec = RunSpec(
+        updates,
+        seeds=(len(world.weavings),),
+        run=getattr(world, "run", None),
+        replay=getattr(world, "replay", None),
+        whole_gradients=True,
+        make_updates=partial(_updates_of_shard, weaving),
+    )
+    replicas = weaving.keep_open(realise(plan, place, spec))
+    if replicas is None:
+        weaving.close()
+        raise SystemExit(0)
+    reseed(world)
+    if batch_norm == "global":
+        use_global_batch_norm(weaving)
+    else:
+        tell_of_batch_norm(weaving)
+    weaving.replicas = replicas
+    if is_in_group:
+        assert isinstance(replicas, DataParallel), "synchronous ranks of a group"
+        _exchange_in_backward(weaving, replicas)
+    else:
+        replicas.join(weaving.state)
+        weaving.updates = updates
+        OptimizerSteps(weaving, replicas, updates)
+        if isinstance(world.place, LaunchedPlace) and plan.channel != "all_reduce":
+            close_at_end(world)
+    _note_loading(weaving)
 
 
-def _plan_for(plan: Plan | str, num_ranks: int) -> Plan:
-    """The plan that `weave` was given, if a loop with an optimizer of its own can carry it out."""
-    wanted = parse_plan_for(plan, num_ranks)
-    if wanted.num_ranks != num_ranks:
-        numbers = f"plan: {wanted.num_ranks}, ranks: {num_ranks}"
-        raise PlanError(f"plan needs another number of ranks than were started ({numbers}); use plan='data'")
-    if wanted.num_shards:
-        raise PlanError("servers update parameters themselves, a script's own optimizer does too; use topology=native")
-    if not wanted.is_synchronous:
+def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
+    group, num_models = replicas.group, len(weaving.models)
+    for optimizer in weaving.optimizers:
+        replicas.placement.take_over(optimizer, weaving.parameters)  # first, for it may refuse
+    replicas.join(weaving.state)
+    trained = weaving.trained
+    weaving.backward = Backward(list(trained.values()), weaving.share, group.size, weaving.loss)
+    for index in range(num_models):
+        prefix = prefix_of(index, num_models)
+        own = {name: parameter for name, parameter in trained.items() if name.startswith(prefix)}
+        exchange = replicas.exchange
+        if num_models > 1:
+            alone = group.split(0, group.rank)
+            weaving.keep_open(closing(alone))
+            exchange = GradientExchange(alone, own, make_codec(weaving.plan.compress))
+        GradientHooks(own, exchange, weaving.backward, index)
+    for optimizer, updated in zip(weaving.optimizers, weaving.updated, strict=True):
+        hook = optimizer.register_step_pre_hook(partial(_before_step, weaving, updated, trained))
+        before: Any = optimizer._optimizer_step_pre_hooks
+        before.move_to_end(hook.id, last=False)  # before pieces stand for parameters
+        optimizer.register_step_post_hook(lambda *_: weaving.note_step())
+
+
+def _before_step(
+    weaving: Weaving,
+    own: Mapping[str, Tensor],
+    trained: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:
+    check_parameters(optimizer, own, trained)
+    assert weaving.backward is not None, "gradients are exchanged there"
+    weaving.backward.check_exchanged()
+    return close_over_all(weaving, arguments, options) if len(arguments) > 1 or options else None
+
+
+def _updates_of_shard(weaving: Weaving, shard: int, settings: Settings) -> ShardUpdates:
+    """The optimizers of one shard, which holds the pieces that ranks cut for it."""
+    pieces = cut_evenly(weaving.trained, settings.num_shards, may_cut=settings.may_cut)[shard]
+    return ShardUpdates(weaving.optimizers, weaving.updated, pieces)
+
+
+def _note_loading(weaving: Weaving) -> None:
+    """Ranks agree on states that a script loads."""
+    for model in weaving.models:
+        model.register_load_state_dict_post_hook(lambda *_: weaving.note_loading("model"))
+    for optimizer in weaving.optimizers:
+        optimizer.register_load_state_dict_post_hook(lambda *_: weaving.note_loading("optimizer"))
+
+
+def _check_first_at_servers(weaving: Weaving) -> None:
+    """Servers, and responders, are those of one training: their addresses are taken."""
+    if weaving.plan.channel != "all_reduce" and any(
+        woven.plan.channel != "all_reduce" for woven in weavings_of(weaving.world)
+    ):
         raise PlanError(
-            f"a script's own optimizer takes synchronous steps (consistency: {wanted.consistency}); leave it out"
+            f"the ranks have servers already, which hold the models of an earlier weave (plan: {weaving.plan}); "
+            "give weave all models and optimizers in one call"
         )
-    return wanted
 
 
-def _device_of(model: nn.Module) -> torch.device:
-    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())} or {CPU}
-    if len(devices) > 1:
-        names = ", ".join(sorted(map(str, devices)))
-        raise UsageError(f"model lies on several devices ({names}); move it to one with model.to(device)")
-    return devices.pop()
-
-
-def _check_has_end(loader: DataLoader[Any]) -> None:
-    try:
-        len(loader)
-    except TypeError:
-        raise UsageError(
-            "loader has no length, and rank 0 draws the batches of a whole epoch; give its sampler a __len__"
-        ) from None
+def _place_on(place: AbstractPlace, device: torch.device) -> AbstractPlace:
+    return LaunchedPlace(place.launch, device) if isinstance(place, LaunchedPlace) else place

@@ -1,5 +1,4 @@
-"""What a rank is doing, for the others to read should they wait for it: its calls, and the lines of the script that made
-them.
+"""The calls of a rank and the lines of the script that made them, for others to read should they wait for it.
 
 To note a call takes less than a microsecond: where in the script it is, is kept as code and instruction, and looked up
 only for a report.

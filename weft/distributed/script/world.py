@@ -10,8 +10,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
-from typing import final
+from typing import Any, final
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.solo import SoloGroup
@@ -41,6 +40,11 @@ class World:
         self.place = place
         self.plan = plan
         self.num_ranks = place.size if plan is None else plan.num_ranks
+        self.weavings: list[Any] = []  # of AbstractEpochs, which know the world and not the reverse
+        self.part: tuple[int, int] | None = None
+        """Of the batch that was shared last: this rank's samples, and all."""
+        self._due: list[Any] = []
+        self._group: AbstractGroup | None = None
         self.in_step = InStep(place, self.num_ranks, lambda: self.group)
 
     @property
@@ -55,10 +59,23 @@ class World:
     def is_server(self) -> bool:
         return self.rank >= self.num_ranks
 
-    @cached_property
+    @property
     def group(self) -> AbstractGroup:
         """All ranks, for calls of the script and no others. The first use is a collective call of all processes."""
-        return self.place.open_world(self.num_ranks) or SoloGroup()
+        if self._group is None:  # not a cached_property: its lock, one for all objects, would hold up virtual ranks
+            self._group = self.place.open_world(self.num_ranks) or SoloGroup()
+        return self._group
+
+    def owe_end(self, epochs: Any) -> None:
+        """An epoch was left early. Its end has to wait: nothing may be sent while an iterator is closed, because the
+        exception of one rank alone closes it too."""
+        if epochs not in self._due:
+            self._due.append(epochs)
+
+    def settle(self) -> None:
+        """Carry out what is due. Every call that all ranks make together begins with it."""
+        while self._due:
+            self._due.pop(0).end_epoch()
 
     def meeting(self, kind: str, facts: Facts = NO_FACTS, *, same_line: bool = True) -> AbstractContextManager[None]:
         """Around every call that the script makes on all ranks over the world's group.

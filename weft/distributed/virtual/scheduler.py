@@ -96,7 +96,7 @@ class Scheduler:
         return self._ranks[rank].is_over
 
     def lines(self) -> list[str]:
-        """Where each rank is in the script that it runs, as ` at train.py:12: loss.backward()`; nothing for one that runs
+        """Where each rank is in the script that it runs, as ` at train.py:12: loss.backward()`; nothing where it runs
         none."""
         frames = sys._current_frames()
         found = [find_script_frame(frames.get(state.thread.ident or 0)) for state in self._ranks]

@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -12,7 +13,7 @@ from weft.errors import UsageError
 from weft.training.optimizers.optimizer import AbstractOptimizer, OptimizerState, Scope, Shared, slots_beside
 from weft.training.optimizers.plain_rule import check_between
 
-__all__ = ["TorchOptimizer", "scope_of"]
+__all__ = ["TorchOptimizer", "as_slots", "check_no_closure", "clone_over", "needs_closure", "scope_of"]
 
 ELEMENT_WISE: frozenset[object] = frozenset(
     {
@@ -98,7 +99,7 @@ class TorchOptimizer(AbstractOptimizer):
             inner = self._factory(list(self._leaves.values()), lr=self._lr, **self._options)
         except (TypeError, ValueError) as error:
             raise UsageError(f"torch.optim does not take these options ({self._options}: {error})") from error
-        _check_no_closure(inner)
+        check_no_closure(inner)
         for group in inner.param_groups:
             # A factory may give each group its own learning rate: a schedule scales them all alike.
             group["lr_scale"] = group["lr"] / self._lr if self._lr else 1.0
@@ -123,11 +124,11 @@ class TorchOptimizer(AbstractOptimizer):
         assert self._inner is not None
         shared = Shared(lr=torch.tensor(lr, dtype=torch.float64), step=step)
         values = {name: self._inner.state.get(leaf, {}) for name, leaf in self._leaves.items()}
-        self._state = OptimizerState(shared, {name: _as_slots(found) for name, found in values.items()})
+        self._state = OptimizerState(shared, {name: as_slots(found) for name, found in values.items()})
         return self._state
 
 
-def _as_slots(values: Mapping[str, Any]) -> dict[str, Tensor]:
+def as_slots(values: Mapping[str, Any]) -> dict[str, Tensor]:
     """An empty value (SGD's velocity without momentum) is left out; torch.optim takes it for not begun."""
     return {key: _as_tensor(key, value) for key, value in values.items() if value is not None}
 
@@ -145,10 +146,32 @@ def _as_tensor(key: str, value: Any) -> Tensor:
     )
 
 
-def _check_no_closure(optimizer: torch.optim.Optimizer) -> None:
-    for parameter in inspect.signature(optimizer.step).parameters.values():
-        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
-            raise UsageError(
-                f"optimizer evaluates the loss itself, several times a step (optimizer: {type(optimizer).__name__}); "
-                "choose one that takes gradients"
-            )
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it evaluates the loss itself, several times a step, as LBFGS does."""
+    given = inspect.signature(type(optimizer).step).parameters.values()
+    needed = [one for one in given if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    return len(needed) > 1  # the first is the optimizer
+
+
+def check_no_closure(optimizer: torch.optim.Optimizer) -> None:
+    if needs_closure(optimizer):
+        raise UsageError(
+            f"optimizer evaluates the loss itself, several times a step (optimizer: {type(optimizer).__name__}); "
+            "choose one that takes gradients"
+        )
+
+
+def clone_over(optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
+    """An optimizer of the same class and attributes over other parameter groups, without state.
+
+    Whatever was hung on the instance stays behind: hooks, and the `step` that a scheduler or `weave` put there.
+    """
+    clone: torch.optim.Optimizer = object.__new__(type(optimizer))
+    clone.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
+    for key, value in vars(optimizer).items():
+        if key.endswith("_hooks"):
+            clone.__dict__[key] = type(value)()
+    clone.defaults = dict(optimizer.defaults)
+    clone.state = defaultdict(dict)
+    clone.param_groups = [dict(group) for group in groups]
+    return clone

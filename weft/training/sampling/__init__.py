@@ -2,7 +2,7 @@
 
 from weft.training.sampling.catalogue import SAMPLERS
 from weft.training.sampling.order import AbstractOrder, Bucketed, Ordered, Shuffled, Weighted
-from weft.training.sampling.partition import share
+from weft.training.sampling.partition import share, span
 from weft.training.sampling.sampler import Sampler, SamplerState
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "Shuffled",
     "Weighted",
     "share",
+    "span",
 ]

@@ -234,6 +234,11 @@ class GossipReplicas(AbstractReplicas):
         with use_point(model.parameters, {**model.parameters, **self._run.weights.views_of(mean)}):
             yield Consensus(SoloReplicas(), values)
 
+    def current_weights(self) -> Mapping[str, Tensor]:
+        """This rank's weights with what its responder has made of them since its last step. Nobody else may be taking
+        one."""
+        return self._run.weights.tensors
+
     def _look(self) -> dict[int, Sequence[Tensor]]:
         """Copies of the weights of all that are left, in the order of ranks."""
         run, number = self._run, self._run.num_looks

@@ -80,6 +80,7 @@ class Forward:
     parts: tuple[tuple[int, int, float], ...]  # rank, step, share of the batch
     lr: float
     tensors: Pieces
+    settings: str | None = None
     answered: set[int] = field(default_factory=set)  # shards
 
 
@@ -222,7 +223,8 @@ class HostRun:
         end = sum(self._counts[: shard + 1])
         pieces = forward.tensors[end - self._counts[shard] : end]
         absent = tuple(index for index, piece in enumerate(pieces) if piece is None)
-        header = ForwardHeader(self.run, forward.number, self._versions[shard], forward.lr, forward.parts, absent)
+        versions, about = self._versions[shard], forward.settings
+        header = ForwardHeader(self.run, forward.number, versions, forward.lr, forward.parts, absent, about)
         given = [piece for piece in pieces if piece is not None]
         self._mailbox.start_send(self._spec.settings.shards[shard], Tag.FORWARD, vars(header), given)
 
@@ -339,4 +341,5 @@ def join(number: int, pushes: Sequence[Push], given: Sequence[tuple[PushHeader, 
     factors = [share / whole if whole else 1 / len(given) for share in shares]
     total = weighted_sum([pieces for _, pieces in given], factors)
     parts = tuple((rank, step, share) for (rank, step), share in zip(pushes, shares, strict=True))
-    return Forward(number, parts, given[0][0].lr, tuple(total))
+    first = given[0][0]
+    return Forward(number, parts, first.lr, tuple(total), first.settings)

@@ -28,6 +28,7 @@ push   all pieces, seed, how pieces   -->
                                       <--  weights
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ class InitHeader:
 class PushHeader:
     """The header of a gradient. `absent` are the pieces without one; `wants` says whether weights are to be sent;
     `loss` is this rank's part of that of the batch, where all ranks are to know it: in hexadecimal, as JSON has no
-    number that is none."""
+    number that is none. `settings` are those that a script has changed in its optimizer, as JSON of its own."""
 
     run: int
     step: int
@@ -102,6 +103,7 @@ class PushHeader:
     in_part: bool = False  # the tensors came before, under `part`
     wants: bool = True
     loss: str | None = None
+    settings: str | None = None
 
     @staticmethod
     def read(header: Mapping[str, Any]) -> "PushHeader":
@@ -110,6 +112,7 @@ class PushHeader:
             float.fromhex(found.loss or "0")
         except (ValueError, OverflowError):
             raise MalformedError("loss") from None
+        _check_settings(found.settings)
         if found.weight > 1:
             raise MalformedError("weight")
         return found
@@ -125,6 +128,7 @@ class ForwardHeader:
     lr: float
     parts: tuple[tuple[int, int, float], ...]  # rank, step, share of the batch
     absent: tuple[int, ...] = ()
+    settings: str | None = None
 
     @property
     def pushes(self) -> tuple[tuple[int, int], ...]:
@@ -133,10 +137,24 @@ class ForwardHeader:
     @staticmethod
     def read(header: Mapping[str, Any]) -> "ForwardHeader":
         found = read_header(ForwardHeader, header)
+        _check_settings(found.settings)
         ranks = {rank for rank, _, share in found.parts if share <= 1}
         if not ranks or len(ranks) < len(found.parts):
             raise MalformedError("parts")
         return found
+
+
+def _check_settings(settings: str | None) -> None:
+    """Rows of optimizer, group, key and value."""
+    try:
+        rows = json.loads(settings or "[]")
+    except ValueError:
+        raise MalformedError("settings") from None
+    kinds = [int, int, str]
+    if not isinstance(rows, list) or not all(
+        isinstance(row, list) and len(row) == 4 and list(map(type, row[:3])) == kinds for row in rows
+    ):
+        raise MalformedError("settings")
 
 
 def with_absent(tensors: Sequence[Tensor], absent: Sequence[int], num_pieces: int) -> tuple[Tensor | None, ...]:

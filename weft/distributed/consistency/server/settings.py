@@ -7,7 +7,7 @@ from weft.distributed.codecs import AbstractCodec, make_codec
 from weft.distributed.consistency.server.shard import Rate
 from weft.specs import Choice, Plan
 from weft.specs.axes import Sends
-from weft.training.optimizers import AbstractOptimizer, Optimizer
+from weft.training.optimizers import AbstractOptimizer
 
 __all__ = ["Settings", "may_cut", "settings_of"]
 
@@ -93,8 +93,8 @@ class Settings:
 
 
 def may_cut(optimizer: AbstractOptimizer) -> bool:
-    """Whether an optimizer's rule may run on any cut of a tensor; of torch.optim it is not known."""
-    return isinstance(optimizer, Optimizer) and optimizer.rule.scope == "element"
+    """Whether an optimizer may run on any cut of a tensor."""
+    return optimizer.scope == "element"
 
 
 def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | None = None) -> Settings:

@@ -148,7 +148,7 @@ class ShardRun:
         version = self._take_version(rank, header.step)
         loss = None if header.loss is None else float.fromhex(header.loss)
         self.pending[rank, header.step] = Contribution(
-            rank, header.step, version, header.weight, header.lr, given, loss=loss
+            rank, header.step, version, header.weight, header.lr, given, loss=loss, settings=header.settings
         )
         self._carry_out(self.policy.push(rank, header.step, self._now))
 
@@ -178,7 +178,15 @@ class ShardRun:
         (rank, step), *others = header.pushes
         weight = sum(share for _, _, share in header.parts)
         self.pending[rank, step] = Contribution(
-            rank, step, versions[0], weight, header.lr, given, others=tuple(versions[1:]), host=host
+            rank,
+            step,
+            versions[0],
+            weight,
+            header.lr,
+            given,
+            others=tuple(versions[1:]),
+            host=host,
+            settings=header.settings,
         )
         self._carry_out(self.policy.push(rank, step, self._now, others))
 

@@ -34,6 +34,7 @@ class ServerSpec:
     Args:
         make_policy: for the seed of a training, and whether it begins (or a lost shard is restored).
         make_optimizer: for the shard's part of all elements.
+        tune: an optimizer that was made, to the settings of a push; None where it has none but the learning rate.
         run: the run folder, where decisions are recorded; None to record nothing.
         snapshot: where snapshots of the shard go, and are looked for; None for none.
     """
@@ -43,6 +44,7 @@ class ServerSpec:
     settings: Settings
     make_policy: Callable[[int, bool], AbstractPolicy]
     make_optimizer: Callable[[float], AbstractOptimizer]
+    tune: Callable[[str | None], None] | None = None
     run: Path | None = None
     snapshot: Path | None = None
 
@@ -126,6 +128,7 @@ class ShardState:
             num_workers=spec.settings.num_workers,
             clip_norm=None if header.positions else header.clip_norm,
             codec=self._codec,
+            tune=spec.tune,
         )
 
     def _make_memory(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:

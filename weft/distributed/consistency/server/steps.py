@@ -109,7 +109,7 @@ class GradientSteps:
         elif self._settings.clips_own and self._settings.clip_norm is not None:
             self._gradients = dict(clip_by_norm(self._in_order(), self._settings.clip_norm))
         waited = self._now
-        num_bytes = self._exchange(update.lr, loss.hex() if self._settings.is_synchronous else None)
+        num_bytes = self._exchange(update, loss.hex() if self._settings.is_synchronous else None)
         hidden = waited - self._set_out_at if self._set_out_at is not None else 0.0
         self.traffic = Traffic(self._now - waited, hidden, num_bytes + self._early_bytes)
         total = self._session.links[0].loss
@@ -119,7 +119,7 @@ class GradientSteps:
     def _now(self) -> float:
         return self._session.mailbox.clock.now()
 
-    def _exchange(self, lr: float, loss: str | None) -> int:
+    def _exchange(self, update: Update, loss: str | None) -> int:
         """Push to every shard whose turn it is, take its weights; how many bytes were sent."""
         links, run, step, num_bytes = self._session.carriers, self._session.run, self.number, 0
         due = [self._settings.is_due(shard, self._turn) for shard in range(len(links))]
@@ -131,7 +131,9 @@ class GradientSteps:
                 if due[shard]:
                     weight, tensors = self._pending[shard].take()
             if due[shard] or shard == 0:  # which gives out the work, in every step
-                header = PushHeader(run, step, 0, lr, weight, wants=due[shard], loss=loss)
+                header = PushHeader(
+                    run, step, 0, update.lr, weight, wants=due[shard], loss=loss, settings=update.settings
+                )
                 num_bytes += link.push(header, tensors)
         for shard, link in enumerate(links):
             if due[shard] or shard == 0:

@@ -158,6 +158,16 @@ class ServedReplicas(AbstractReplicas):
         is_asking = self.is_synchronous or self.mesh.rank == 0
         return self._session.fetch_state(state) if self._settings.form == "gradient" and is_asking else state
 
+    def fetch_state(self, state: OptimizerState) -> OptimizerState:
+        """That which the servers keep, in place of this rank's, at any moment and on any rank."""
+        return self._session.fetch_state(state) if self._settings.form == "gradient" else state
+
+    def fetch_weights(self) -> Mapping[str, Tensor] | None:
+        """The weights as the servers hold them, at any moment and on any rank; None where the rank has just these."""
+        if self.is_synchronous and self._session.has_exact_weights:
+            return None
+        return self._session.fetch_weights()
+
     def memory(self) -> Mapping[str, Entry]:
         """The centre, in place of rank 0's own weights, or the weights of which ranks are sent less than all digits:
         with any plan a run goes on from them."""

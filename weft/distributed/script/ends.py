@@ -1,0 +1,32 @@
+"""How a script's process leaves the others: when its main thread has ended, in whatever way.
+
+main thread     script .............. ends, exits or fails
+servers                .........................................  until all ranks have left
+closing         waits for the main thread ....| leaves; after an error at once, and the servers with it
+"""
+
+import sys
+import threading
+
+from weft.distributed.script.weaving import close_weavings
+from weft.distributed.script.world import World
+
+__all__ = ["close_at_end"]
+
+
+def close_at_end(world: World) -> None:
+    """Close what the script has woven when it is over.
+
+    Functions of atexit would come too late: Python first waits for threads, of which a server is one.
+    """
+
+    def close() -> None:
+        threading.main_thread().join()
+        error = getattr(sys, "last_value", None)
+        try:
+            close_weavings(world, error)
+        except Exception as found:
+            if found is not error:
+                raise
+
+    threading.Thread(target=close, name="end of script").start()
