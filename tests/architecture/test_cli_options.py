@@ -14,7 +14,7 @@ OPTIONS = {
     "cluster probe": ["--json", "--out", "--workers"],
     "compare": ["RUN_A", "RUN_B", "--force", "--json"],
     "doctor": ["--json"],
-    "launch": ["WORDS", "--logs", "--output", "--plan", "--workers", "-m"],
+    "launch": ["WORDS", "--logs", "--out", "--output", "--plan", "--workers", "-m"],
     "list": ["--json"],
     "op": [],
     "op bench": ["FILE", "--json", "--seconds", "--threads"],
