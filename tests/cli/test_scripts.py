@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.scripts import SCRIPT, write_script
+from tests.small_script import SCRIPT, write_script
 from weft.runs.script import Script
 from weft.runs.script_run import create_script_run
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts import HEAD, LOOP, SCRIPT, run_traced, write_script
+from tests.small_script import HEAD, LOOP, SCRIPT, run_traced, write_script
 from weft.errors import PlanError, UsageError
 from weft.proving.script_proof import ScriptProof, check_provable, prove_script
 from weft.specs import parse_plan

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.scripts import HEAD, LOOP, SCRIPT, write_script
+from tests.small_script import HEAD, LOOP, SCRIPT, write_script
 from weft.distributed.virtual import AbstractProcessState, run_virtual
 from weft.errors import RankFailedError, UsageError
 from weft.planning.cluster import Link

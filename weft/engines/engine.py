@@ -164,7 +164,9 @@ def _check_ends(folder: Path, ends: Sequence[End], num_ranks: int, tolerance: To
         raise KeyboardInterrupt
     if failures:
         cause = find_cause(failures)
-        text = f"rank {cause.rank} of {num_ranks}: {cause.text or cause.kind}"
+        told = cause.text or cause.kind
+        # What is shown has the whole text at its end.
+        text = f"rank {cause.rank} of {num_ranks}: {told.partition(chr(10))[0] if cause.shown else told}"
         if not cause.shown and cause.rank not in shown:
             text += _end_of_log(folder, cause.rank)
         others = _tell_others(cause, failures)

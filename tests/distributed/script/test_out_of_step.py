@@ -21,7 +21,7 @@ def finding(*reports: RankReport) -> str | None:
 def test_ranks_that_wait_in_different_calls_of_one_number_are_out_of_step() -> None:
     text = finding(report(0, "waits", "backward", "weft.mean"), report(1, "waits", "backward", "backward"))
     assert text is not None and text.splitlines() == [
-        "ranks are out of step: each waits for the others in another call",
+        "ranks are out of step: they are in different calls",
         "  rank 0 waits in weft.mean at train.py:11 in main: weft.mean (calls: backward 1)",
         "  rank 1 waits in backward at train.py:11 in main: backward (calls: backward 2)",
         "make all ranks make the same calls, in the same order and equally often",

@@ -7,7 +7,7 @@ when it ends  netD, then netG: waited for in the order of the models, on every r
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import final
 
 import torch
@@ -96,12 +96,19 @@ class GradientHooks:
     Args:
         parameters: that are trained, by the names of the exchange.
         index: of the model in its weaving.
+        waiting: entered while this rank waits for the others.
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], exchange: GradientExchange, backward: Backward, index: int = 0
+        self,
+        parameters: Mapping[str, Tensor],
+        exchange: GradientExchange,
+        backward: Backward,
+        index: int = 0,
+        waiting: AbstractContextManager[None] | None = None,
     ) -> None:
         self.index = index
+        self._waiting = waiting or nullcontext()
         self._parameters = parameters
         self._exchange = exchange
         self._backward = backward
@@ -140,7 +147,8 @@ class GradientHooks:
         for name in self._parameters:
             if name in self._untouched:  # what an earlier backward left there counts, should another rank add to it
                 self._exchange.add(name, self._parameters[name].grad)
-        _, sums = self._exchange.wait()
+        with self._waiting:
+            _, sums = self._exchange.wait()
         own: list[Tensor] = []
         packed: list[Tensor] = []
         for name, parameter in self._parameters.items():

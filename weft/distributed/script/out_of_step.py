@@ -32,7 +32,7 @@ def find_out_of_step(reports: Mapping[int, RankReport]) -> str | None:
         number = report.calls[-1].number
         kinds = {other.kind_of(number) or report.calls[-1].kind for other in reports.values()}
         if len(kinds) > 1:
-            return tell_reports("ranks are out of step: each waits for the others in another call", reports.values())
+            return tell_reports("ranks are out of step: they are in different calls", reports.values())
         ended = [other.rank for other in reports.values() if other.state == "ended" and other.number < number]
         if ended:
             fact = f"ranks are out of step: the script has ended on {name_ranks(ended)}, and others wait"

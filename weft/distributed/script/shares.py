@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from weft.distributed.script.batch_share import BatchShare, Weigh
-from weft.distributed.script.events import BatchTaken
 from weft.distributed.script.world import World
 from weft.errors import UsageError
 
@@ -26,7 +25,6 @@ def hand_out(world: World, share: BatchShare, batch: Any, own: int, whole: int) 
     """Note a batch of which this rank has so many samples of all; a collective call where batches are weighed."""
     share.num_batches += 1
     share.weight = _weighed(world, share.weigh, batch, own) if share.weigh else own / whole if whole else 0.0
-    world.supervision.tell(BatchTaken(batch))
 
 
 def _weighed(world: World, weigh: Weigh, batch: Any, own: int) -> float:

@@ -13,6 +13,7 @@ from weft.distributed.group.calls import Recv, Send
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.script.carrying import broadcast_bytes, home_of
 from weft.distributed.script.cutting import cut, num_samples, part_of
+from weft.distributed.script.events import BatchTaken
 from weft.distributed.script.shares import hand_out
 from weft.distributed.script.trees import (
     Outline,
@@ -70,6 +71,7 @@ def _hand_out(world: World, batch: Any, part: tuple[int, int]) -> None:
     world.part = part
     for weaving in world.weavings:
         hand_out(world, weaving.share, batch, *part)
+    world.supervision.tell(BatchTaken(batch))
 
 
 def _share(group: AbstractGroup, batch: Any, dim: int) -> tuple[Any, tuple[int, int]]:

@@ -23,11 +23,12 @@ from weft.distributed.script.incoming import IncomingGradients, RoundWeight, Ste
 from weft.distributed.script.losses import all_losses
 from weft.distributed.script.torch_updates import OwnUpdates, changes_of, settings_of_groups
 from weft.distributed.script.weaving import Weaving
-from weft.errors import PlanError, UsageError
+from weft.errors import OutOfStepError, PlanError, UsageError
+from weft.specs import Plan
 from weft.training.optimizers.torch_optimizer import needs_closure, scope_of
 from weft.training.replicas import AbstractReplicas, Update
 
-__all__ = ["OptimizerSteps", "check_optimizers_fit", "check_parameters"]
+__all__ = ["OptimizerSteps", "check_optimizers_fit", "check_parameters", "meets_all"]
 
 
 SCALER = ("grad_scale", "found_inf")
@@ -58,6 +59,28 @@ def check_optimizers_fit(weaving: Weaving) -> None:
             )
 
 
+def meets_all(plan: Plan, step: int) -> bool:
+    """Whether ranks cannot end a step, counted from 0, without all others.
+
+    >>> from weft.specs import as_plan
+    >>> [meets_all(as_plan("data=2 consistency=local(2)"), step) for step in range(4)]
+    [False, True, False, True]
+    """
+    since = step + 1 - plan.num_synchronous_steps
+    return plan.is_synchronous or (plan.channel == "all_reduce" and (since <= 0 or since % plan.period == 0))
+
+
+@final
+class _Abandoned:
+    """What is closed to end a wait in a step: everything that was opened for the weaving, as after an error."""
+
+    def __init__(self, weaving: Weaving) -> None:
+        self._weaving = weaving
+
+    def close(self) -> None:
+        self._weaving.close(OutOfStepError("ranks are out of step"))
+
+
 @final
 class OptimizerSteps:
     """Stands in for the `step` of every optimizer of a weaving."""
@@ -74,6 +97,8 @@ class OptimizerSteps:
         in_rounds = self._is_served and not plan.commits_on_arrival
         self._weight = (RoundWeight if in_rounds else StepWeight)(weaving.share, weaving.loss)
         IncomingGradients(self._parameters.values(), self._weight.factor)
+        waiting = partial(weaving.world.waiting, "optimizer.step", _Abandoned(weaving))
+        self._with_all, self._at_own_pace = waiting(together=True), waiting(together=False)
         self._changes = ChangedGradients(self._parameters) if self._is_served and plan.is_synchronous else None
         for index, optimizer in enumerate(weaving.optimizers):
             self._stand_in(index, optimizer)
@@ -126,7 +151,9 @@ class OptimizerSteps:
             add(name, None if is_empty or name not in own else parameter.grad)
         update = Update(self._updates, self._parameters, self._updates.state, 1.0, None, settings=settings)
         # Synchronous servers make no update in a round whose loss is not finite: where one rank skips, all do.
-        _, state = replicas.finish(math.inf if is_skipped and self._changes is not None else 0.0, update)
+        loss = math.inf if is_skipped and self._changes is not None else 0.0
+        with self._with_all if meets_all(weaving.plan, weaving.num_steps) else self._at_own_pace:
+            _, state = replicas.finish(loss, update)
         if state is not self._updates.state:
             self._updates.adopt(state)
         for hook in list(optimizer._optimizer_step_post_hooks.values()) if self._is_served else ():
@@ -186,7 +213,7 @@ def check_parameters(
         UsageError: parameters were added or unfrozen since, of which the other ranks would never hear.
     """
     count = sum(len(group["params"]) for group in optimizer.param_groups)
-    if count != len(known):
+    if count > len(known):
         about = f"woven: {len(known)}, now: {count}"
         raise UsageError(f"optimizer has got parameters after weave, which no rank exchanges ({about}); weave it last")
     for name, parameter in known.items():

@@ -41,6 +41,7 @@ from weft.distributed.script.gradients import Backward, GradientHooks
 from weft.distributed.script.incoming import Loss
 from weft.distributed.script.loaders import TrainingLoader, check_loader
 from weft.distributed.script.losses import close_over_all
+from weft.distributed.script.model_facts import describe_woven
 from weft.distributed.script.names import prefix_of
 from weft.distributed.script.observing import observe
 from weft.distributed.script.saving_guard import guard_torch_save
@@ -158,8 +159,15 @@ def _join(weaving: Weaving, batch_norm: str) -> None:
     if not is_in_group:
         check_optimizers_fit(weaving)
         _check_first_at_servers(weaving)
+    settings = {"plan": plan, "loss": weaving.loss, "batch_norm": batch_norm}
+    with world.meeting("weft.weave", describe_woven(weaving.models, weaving.optimizers, **settings), same_line=False):
+        _join_others(weaving, batch_norm, is_in_group=is_in_group)
+    _note_loading(weaving)
+
+
+def _join_others(weaving: Weaving, batch_norm: str, *, is_in_group: bool) -> None:
+    world, plan = weaving.world, weaving.plan
     place = _place_on(world.place, device_of(weaving.models))
-    _ = world.group  # a collective call of all processes, servers too
     guard_torch_save(world)
     keep_freed_memory()
     updates = OwnUpdates(weaving.optimizers, weaving.updated)
@@ -190,11 +198,11 @@ def _join(weaving: Weaving, batch_norm: str) -> None:
         OptimizerSteps(weaving, replicas, updates)
         if isinstance(world.place, LaunchedPlace) and plan.channel != "all_reduce":
             close_at_end(world)
-    _note_loading(weaving)
 
 
 def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
-    group, num_models = replicas.group, len(weaving.models)
+    world, group, num_models = weaving.world, replicas.group, len(weaving.models)
+    number = 1 + sum(len(woven.models) for woven in weavings_of(world))  # of its first model, among all that are woven
     for optimizer in weaving.optimizers:
         replicas.placement.take_over(optimizer, weaving.parameters)  # first, for it may refuse
     replicas.join(weaving.state)
@@ -203,12 +211,13 @@ def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
     for index in range(num_models):
         prefix = prefix_of(index, num_models)
         own = {name: parameter for name, parameter in trained.items() if name.startswith(prefix)}
-        exchange = replicas.exchange
+        exchange, alone = replicas.exchange, group
         if num_models > 1:
             alone = group.split(0, group.rank)
             weaving.keep_open(closing(alone))
             exchange = GradientExchange(alone, own, make_codec(weaving.plan.compress))
-        GradientHooks(own, exchange, weaving.backward, index)
+        kind = "backward" if number + index == num_models == 1 else f"backward of model {number + index}"
+        GradientHooks(own, exchange, weaving.backward, index, world.waiting(kind, alone))
     for optimizer, updated in zip(weaving.optimizers, weaving.updated, strict=True):
         hook = optimizer.register_step_pre_hook(partial(_before_step, weaving, updated, trained))
         before: Any = optimizer._optimizer_step_pre_hooks

@@ -102,7 +102,9 @@ class Weaving(AbstractEpochs):
             self.begin_again(keeps_state=not marks[1])
 
     def end_epoch(self) -> None:
-        if self.replicas is not None:
+        if self.replicas is None:
+            return
+        with self.world.meeting("end of an epoch", same_line=False):
             average_in_host_memory(self.world.group, self.buffers.values())
             self.enter_consensus()
 
@@ -218,9 +220,17 @@ def weavings_of(world: World) -> list[Weaving]:
     return cast(list[Weaving], world.weavings)
 
 
+def close_weavings(world: World, error: BaseException | None = None) -> None:
+    """The script of this rank has ended, well or by an error. Whoever runs virtual ranks calls it; real processes do
+    when they end."""
+    woven, world.weavings[:] = weavings_of(world)[:], []
+    for weaving in reversed(woven):
+        weaving.close(error)
+
+
 @contextmanager
 def use_weavings(world: World) -> Iterator[None]:
-    """Around the script of a virtual rank, which leaves the others when it has ended."""
+    """Run a script on a virtual rank, and leave the others as it ends."""
     try:
         yield
     except BaseException as error:
@@ -228,14 +238,6 @@ def use_weavings(world: World) -> Iterator[None]:
             close_weavings(world, error)
         raise
     close_weavings(world)
-
-
-def close_weavings(world: World, error: BaseException | None = None) -> None:
-    """The script of this rank has ended, well or by an error. Whoever runs virtual ranks calls it; real processes do
-    when they end."""
-    woven, world.weavings[:] = weavings_of(world)[:], []
-    for weaving in reversed(woven):
-        weaving.close(error)
 
 
 @torch.no_grad()
