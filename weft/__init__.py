@@ -6,6 +6,7 @@ import typing as _typing
 if _typing.TYPE_CHECKING:
     from weft.distributed.script.evaluation import evaluation
     from weft.distributed.script.over_ranks import barrier, broadcast, gather, mean, print, sum
+    from weft.distributed.script.saving import load, read_state_dict, save, state_dict
     from weft.distributed.script.sharing import share
     from weft.distributed.script.weave import weave
     from weft.errors import WeftError
@@ -35,6 +36,7 @@ __all__ = [
     "evaluation",
     "gather",
     "is_first",
+    "load",
     "loop",
     "mean",
     "measure",
@@ -44,7 +46,10 @@ __all__ = [
     "parse_plan",
     "print",
     "rank",
+    "read_state_dict",
+    "save",
     "share",
+    "state_dict",
     "sum",
     "weave",
 ]
@@ -64,6 +69,7 @@ _HOMES = {
     "capture": "weft.graph",
     "evaluation": "weft.distributed.script.evaluation",
     "gather": "weft.distributed.script.over_ranks",
+    "load": "weft.distributed.script.saving",
     "loop": "weft.graph",
     "mean": "weft.distributed.script.over_ranks",
     "measure": "weft.metrics.measure",
@@ -71,7 +77,10 @@ _HOMES = {
     "measurements": "weft.metrics.measure",
     "parse_plan": "weft.specs",
     "print": "weft.distributed.script.over_ranks",
+    "read_state_dict": "weft.distributed.script.saving",
+    "save": "weft.distributed.script.saving",
     "share": "weft.distributed.script.sharing",
+    "state_dict": "weft.distributed.script.saving",
     "sum": "weft.distributed.script.over_ranks",
     "weave": "weft.distributed.script.weave",
 }

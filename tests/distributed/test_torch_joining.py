@@ -57,7 +57,7 @@ class Net(torch.nn.Module):
 
 torch.manual_seed(0)
 data = [{"x": x, "labels": x.sum()} for x in torch.randn(16, 4)]
-args = TrainingArguments(sys.argv[1], per_device_train_batch_size=2, report_to=[], save_strategy="no", disable_tqdm=True)
+args = TrainingArguments(sys.argv[1], per_device_train_batch_size=2, report_to=[], save_strategy="no")
 trainer = Trainer(model=Net(), args=args, train_dataset=data)
 steps = trainer.train().global_step
 weights = [torch.empty(1, 4) for _ in range(2)]

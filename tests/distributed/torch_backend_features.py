@@ -3,12 +3,14 @@
 import os
 import tempfile
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.distributed.torch_backend_programs import build, train
@@ -20,14 +22,14 @@ def hooks(rank: int) -> list[Any]:
 
     states = [powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, matrix_approximation_rank=r) for r in (1, 2)]
     result = []
-    for register_hook in (
+    registrations: list[Callable[[Any], object]] = [
         lambda model: model.register_comm_hook(states[0], powerSGD_hook.powerSGD_hook),
         lambda model: model.register_comm_hook(states[1], powerSGD_hook.powerSGD_hook),
         lambda model: model.register_comm_hook(None, default_hooks.fp16_compress_hook),
-        lambda model: model.register_comm_hook(None, default_hooks.bf16_compress_hook),
-        lambda model: model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS),
-        lambda model: model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE),
-    ):
+        lambda model: model._register_builtin_comm_hook(BuiltinCommHookType.FP16_COMPRESS),
+        lambda model: model._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE),
+    ]
+    for register_hook in registrations:
         model = DistributedDataParallel(build())
         register_hook(model)
         train(model, rank)
@@ -52,25 +54,28 @@ def nested_futures(rank: int) -> list[Any]:
 
 def checkpoints(rank: int) -> list[Any]:
     """What a checkpoint holds that was written in the background."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import async_save
 
     folder = [tempfile.mkdtemp(dir=os.environ["WEFT_MEETING"])] if rank == 0 else [None]
     dist.broadcast_object_list(folder)
     state: dict[str, Any] = {"weight": torch.arange(4.0), "step": 7}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch, about its own storage
-        dcp.async_save(state, checkpoint_id=folder[0]).result()
+        saving: Any = async_save(state, checkpoint_id=folder[0])
+        saving.result()
         loaded: dict[str, Any] = {"weight": torch.zeros(4), "step": 0}
-        dcp.load(loaded, checkpoint_id=folder[0])
+        load(loaded, checkpoint_id=folder[0])
     return [loaded["weight"].tolist(), loaded["step"]]
 
 
 def counted(rank: int) -> list[Any]:
     """Calls that CommDebugMode counts, of torch.distributed and of DTensor; results are those without it."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.debug import CommDebugMode
 
-    mesh = dist.init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (2,))
     mine, out, parts = torch.full((2,), float(rank)), torch.empty(4), [torch.empty(2), torch.empty(2)]
     with CommDebugMode() as mode:
         dist.all_reduce(mine)
@@ -106,7 +111,9 @@ def subgroups(rank: int) -> list[Any]:
     by_list, _ = dist.new_subgroups_by_enumeration([[0], [1]])
     for group in (pair, alone, own, by_list):
         dist.all_reduce(total, group=group)
-        result.append([float(total), dist.get_rank(group), dist.get_world_size(group), dist.get_process_group_ranks(group)])
+        result.append(
+            [float(total), dist.get_rank(group), dist.get_world_size(group), dist.get_process_group_ranks(group)]
+        )
     before = pair._get_sequence_number_for_group()
     for _ in range(3):
         dist.all_reduce(total, group=pair)
@@ -137,10 +144,11 @@ def barriers(rank: int) -> list[Any]:
     whole.monitored_barrier(wait_all_ranks=True)
     store, said = dist.distributed_c10d._get_default_store(), []
     if rank == 0:
-        for call in (
+        attempts: list[Callable[[], object]] = [
             lambda: whole.monitored_barrier(timedelta(milliseconds=30), wait_all_ranks=True),
             lambda: dist.barrier(timeout=timedelta(milliseconds=30)),
-        ):
+        ]
+        for call in attempts:
             try:
                 call()
             except RuntimeError as error:

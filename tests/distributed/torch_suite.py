@@ -1,4 +1,4 @@
-"""PyTorch's own suite for backends of torch.distributed, in the installed package, with our name in the place of Gloo's.
+"""PyTorch's own suite for backends, from the installed package, with our name in the place of Gloo's.
 
 There each test starts its processes, which import torch every time. Here the ranks go through all of them, and make a
 process group for each.
@@ -68,7 +68,9 @@ def _rename(source: str, backend: str) -> str:
         DistTestCases.backend_feature[feature].add(backend)
     source = re.sub(r'(?<!"\) == )"gloo"', f'"{backend}"', source)  # what DDP logs of Gloo's own settings stays
     source = source.replace("Backend.GLOO", f"Backend.{backend.upper()}")
-    source = source.replace('BACKEND != "mpi"', f'BACKEND not in ("mpi", "{backend}")')  # Gloo has no all-to-all of lists
+    source = source.replace(
+        'BACKEND != "mpi"', f'BACKEND not in ("mpi", "{backend}")'
+    )  # Gloo has no all-to-all of lists
     return source.replace("dist.monitored_barrier(", "monitored_barrier(")
 
 

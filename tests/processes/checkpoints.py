@@ -30,7 +30,7 @@ def save(folder: str, step: int, victim: int = -1, call: str = "", is_before: bo
     """Write a checkpoint; the victim is killed before or after the call of that name."""
     group = open_group(find_launch(), "shared_memory", timeout=20)
     if group.rank == victim:
-        _plant(call, is_before)
+        plant(call, is_before)
     ranks = Ranks(Mesh(group.rank, data=group.size), DataParallel(group).gather)
     try:
         write_checkpoint(Path(folder), snapshot_of(group.rank, group.size, step), ranks)
@@ -41,7 +41,8 @@ def save(folder: str, step: int, victim: int = -1, call: str = "", is_before: bo
     return "written"
 
 
-def _plant(call: str, is_before: bool) -> None:
+def plant(call: str, is_before: bool) -> None:
+    """Kill this process before or after the call of that name."""
     where: Any = os if call == "replace" else writing
     right: Callable[..., Any] = getattr(where, call)
 

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -75,7 +75,7 @@ def numbers(**options: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(13)), **{"batch_size": 4, **options})
 
 
-LOADERS = {
+LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "in order": lambda: numbers(),
     "shuffled": lambda: numbers(shuffle=True),
     "dropped last": lambda: numbers(shuffle=True, drop_last=True),
@@ -282,7 +282,7 @@ def test_it_has_the_attributes_of_the_script_s_loader() -> None:
     with pytest.raises(AttributeError):
         _ = loader.batches
     with pytest.raises(AttributeError):
-        loader.collate_fn = list  # would be lost on the loader behind
+        loader.collate_fn = list  # type: ignore[attr-defined]  # would be lost on the loader behind
 
 
 def test_what_cannot_be_shared_is_refused() -> None:
@@ -291,17 +291,13 @@ def test_what_cannot_be_shared_is_refused() -> None:
         check_loader(loader)
     with pytest.raises(UsageError, match=r"not a DataLoader \(type: list\).*weft.share"):
         check_loader([1, 2])
-    sampler = DistributedSampler(range(13), num_replicas=2, rank=0)
+    sampler: Any = DistributedSampler(TensorDataset(torch.arange(13)), num_replicas=2, rank=0)
     for twice in (numbers(sampler=sampler), numbers(batch_size=1, batch_sampler=BatchSampler(sampler, 2, True))):
         with pytest.raises(UsageError, match="shared twice"):
             check_loader(twice)
 
 
 # ---- positions
-
-
-def positions(name: str) -> DataLoader[Any]:
-    return LOADERS[name]()
 
 
 @pytest.mark.parametrize("name", [name for name in LOADERS if name != "no length"])

@@ -55,5 +55,7 @@ class Noted(AbstractEpochs):
     def use_consensus(self) -> Iterator[None]:
         find_world().group.barrier()
         self.notes.append("enter")
-        yield
-        self.notes.append("leave")
+        try:
+            yield
+        finally:
+            self.notes.append("leave")

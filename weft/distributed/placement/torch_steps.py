@@ -7,16 +7,25 @@ after it       pieces are gathered, and every rank has the whole model again
 
 from collections.abc import Mapping
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from weft.distributed.codecs import Piece
 from weft.errors import PlanError, UsageError
+from weft.training.checkpoint import Cut
 from weft.training.optimizers.torch_optimizer import scope_of
 from weft.training.placement import AbstractPlacement
 
-__all__ = ["TorchSteps"]
+__all__ = ["TorchSteps", "find_steps"]
+
+_steps: "WeakKeyDictionary[torch.optim.Optimizer, TorchSteps]" = WeakKeyDictionary()
+
+
+def find_steps(optimizer: torch.optim.Optimizer) -> "TorchSteps | None":
+    """Those of an optimizer that a placement has taken over; None of any other."""
+    return _steps.get(optimizer)
 
 
 @final
@@ -58,6 +67,18 @@ class TorchSteps:
         optimizer.register_step_post_hook(self._after)
         optimizer.register_state_dict_pre_hook(_refuse_state_dict)
         optimizer.register_load_state_dict_post_hook(self._cut_state)
+        _steps[optimizer] = self
+
+    def state_of(self, optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
+        """The state that this rank keeps of a parameter: of its piece, or none. `load_state_dict` takes it as well as
+        that of the whole."""
+        own = self._stand_in(parameter)
+        return {} if own is None else optimizer.state.get(own, {})
+
+    def cut_of(self, parameter: Tensor) -> Cut | None:
+        """The part that state of the parameter's shape is on this rank; None for all of it."""
+        name = self._names.get(parameter)
+        return None if name is None else self._placement.cut_of(f"slot/{name}/")
 
     def _cut_state(self, optimizer: torch.optim.Optimizer) -> None:
         """State that the optimizer has already, of whole parameters, becomes that of pieces."""
@@ -109,5 +130,5 @@ def _is_like(value: Any, parameter: Tensor) -> bool:
 def _refuse_state_dict(_optimizer: torch.optim.Optimizer) -> None:
     raise UsageError(
         "state of the optimizer lies in pieces on several ranks (plan: shard); "
-        "save the model's state_dict, or train with data=N where the optimizer's is needed"
+        "save it with weft.save(path, optimizer=optimizer), which every rank calls"
     )

@@ -80,8 +80,7 @@ class EvaluationLoader:
         if group.size == 1 or isinstance(self._loader.dataset, IterableDataset):
             return len(self._loader)
         if batches is None or not _is_plain(self._loader):
-            own = span(len(self._loader), group.rank, group.size)
-            return own.stop - own.start
+            return len(range(len(self._loader))[span(len(self._loader), group.rank, group.size)])
         size = self._loader.batch_size or 1
         total = len(self._loader.sampler)  # type: ignore[arg-type]  # a sampler that has no length has no end
         if self._loader.drop_last:
@@ -123,11 +122,11 @@ class _OwnBatches:
         with self._world.waiting("order of an evaluation", group):
             source: Any = ([index] for index in self._loader.sampler) if batches is None else batches
             drawn = draw_order(group, source).batches
-        if batches is None:
-            return (index for (index,) in drawn[span(len(drawn), group.rank, group.size)])
         if _is_plain(self._loader):
-            return iter(block_of(drawn, group.rank, group.size))
-        return iter(drawn[span(len(drawn), group.rank, group.size)])
+            yield from block_of(drawn, group.rank, group.size)
+        else:
+            for batch in drawn[span(len(drawn), group.rank, group.size)]:
+                yield batch[0] if batches is None else batch
 
 
 def _is_plain(loader: DataLoader[Any]) -> bool:

@@ -75,16 +75,16 @@ class TrainingLoader:
             self._done, batches = 0, self._feed.begin()
         else:
             batches = self._feed.resume(resumed)
-        share, to_skip = self._epochs.share, 0
+        share = self._epochs.share
+        to_skip: int | None = None
         try:
             for batch, own, whole, _ in batches:
                 hand_out(self._world, share, batch, own, whole)
                 self._done += 1
-                to_skip = to_skip or self._epochs.num_to_skip()
-                if to_skip:
-                    to_skip -= 1
-                    continue
-                yield batch
+                to_skip = self._epochs.num_to_skip() if to_skip is None else to_skip - 1
+                if not to_skip:
+                    to_skip = None  # asked once for every batch that is handed out
+                    yield batch
         except GeneratorExit:
             if self._current is current:  # and not a later one, which began before this was closed
                 self._leave()

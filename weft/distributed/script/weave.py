@@ -10,8 +10,9 @@ Other plans (local, elastic, gossip, servers) take their steps in `step` instead
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from functools import partial
+from contextlib import AbstractContextManager, closing
+from functools import partial, wraps
+from types import MethodType
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -42,6 +43,7 @@ from weft.distributed.script.loaders import TrainingLoader, check_loader
 from weft.distributed.script.losses import close_over_all
 from weft.distributed.script.model_facts import describe_woven
 from weft.distributed.script.names import prefix_of
+from weft.distributed.script.saving_guard import guard_torch_save
 from weft.distributed.script.seeding import reseed
 from weft.distributed.script.shares import make_share
 from weft.distributed.script.steps import OptimizerSteps, check_optimizers_fit, check_parameters
@@ -160,6 +162,7 @@ def _join(weaving: Weaving, batch_norm: str) -> None:
 def _join_others(weaving: Weaving, batch_norm: str, *, is_in_group: bool) -> None:
     world, plan = weaving.world, weaving.plan
     place = _place_on(world.place, device_of(weaving.models))
+    guard_torch_save(world)
     keep_freed_memory()
     updates = OwnUpdates(weaving.optimizers, weaving.updated)
     spec = RunSpec(
@@ -196,6 +199,8 @@ def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
     number = 1 + sum(len(woven.models) for woven in weavings_of(world))  # of its first model, among all that are woven
     for optimizer in weaving.optimizers:
         replicas.placement.take_over(optimizer, weaving.parameters)  # first, for it may refuse
+        if weaving.plan.shard > 1:
+            _note_steps(optimizer, world.waiting("optimizer.step", group))
     replicas.join(weaving.state)
     trained = weaving.trained
     weaving.backward = Backward(list(trained.values()), weaving.share, group.size, weaving.loss)
@@ -214,6 +219,18 @@ def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
         before: Any = optimizer._optimizer_step_pre_hooks
         before.move_to_end(hook.id, last=False)  # before pieces stand for parameters
         optimizer.register_step_post_hook(lambda *_: weaving.note_step())
+
+
+def _note_steps(optimizer: torch.optim.Optimizer, waiting: AbstractContextManager[None]) -> None:
+    """For steps in which ranks wait for each other's pieces."""
+    original = optimizer.step
+
+    @wraps(original.__func__)  # type: ignore[attr-defined]  # what schedulers and profilers have left on it stays
+    def step(_optimizer: Any, *arguments: Any, **options: Any) -> Any:
+        with waiting:
+            return original(*arguments, **options)
+
+    vars(optimizer)["step"] = MethodType(step, optimizer)
 
 
 def _before_step(

@@ -13,7 +13,7 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FakeProcessGroup
+from torch._C._distributed_c10d import FakeProcessGroup, HashStore
 
 __all__ = ["Announcer", "Record", "count_modes", "is_profiled"]
 
@@ -74,7 +74,7 @@ class Announcer:
 
     def announce(self, name: str, arguments: Sequence[Any]) -> None:
         if self._silent is None:
-            self._silent = dist.ProcessGroup(dist.HashStore(), self._rank, self._size)
+            self._silent = dist.ProcessGroup(HashStore(), self._rank, self._size)
             backend = FakeProcessGroup._create_internal(self._rank, self._size)
             self._silent._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, backend)
         given = [argument for argument in arguments if argument is not None]
@@ -82,7 +82,7 @@ class Announcer:
 
 
 def _even(name: str, arguments: list[Any], size: int) -> list[Any]:
-    """Parts that differ are shown as equal ones, as the silent group knows no others; so it writes no results either."""
+    """Parts that differ are shown as equal ones: the silent group knows no others, and writes no results so."""
     if name == "allgather":
         return [[[tensor] * size for tensor in arguments[1]], *arguments[1:]]
     if name == "reduce_scatter":

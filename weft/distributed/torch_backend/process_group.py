@@ -8,11 +8,11 @@ from typing import Any, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from weft.distributed.group import calls
 from weft.distributed.group.calls import Call, Sizes
 from weft.distributed.group.dense import copy_back, make_dense
-from weft.distributed.group.group import AbstractWork
 from weft.distributed.group.shared_memory import SharedMemoryGroup
 from weft.distributed.torch_backend.monitored_barrier import run_monitored_barrier
 from weft.distributed.torch_backend.observers import Announcer, Record, count_modes, is_profiled
@@ -37,7 +37,7 @@ _ProcessGroup: Any = dist.ProcessGroup
 class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """torch's calls, translated. A dead peer raises weft.errors.PeerLostError out of `wait`."""
 
-    def __init__(self, group: SharedMemoryGroup, store: dist.Store, timeout: timedelta) -> None:
+    def __init__(self, group: SharedMemoryGroup, store: Store, timeout: timedelta) -> None:
         super().__init__(group.rank, group.size)
         self._group, self._store, self._timeout = group, store, timeout
         self._resolver = FutureResolver()
@@ -82,7 +82,7 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _set_sequence_number_for_group(self) -> None:
         self._num_calls = 0
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> Store:
         return self._store
 
     def split_group(
@@ -94,13 +94,13 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> "WeftProcessGroup | None":
-        """The group of these ranks, for those among them. A collective call; lists of different ranks do not overlap."""
+        """The group of these ranks, for those among them. A collective call; lists do not overlap."""
         is_member = self._group.rank in ranks
         part = self._group.split(min(ranks) if is_member else -1, ranks.index(self._group.rank) if is_member else 0)
         if not is_member:
             part.close()
             return None
-        store = dist.PrefixStore(f"split-{group_name or min(ranks)}/", self._store)
+        store = PrefixStore(f"split-{group_name or min(ranks)}/", self._store)
         split = WeftProcessGroup(part, store, timeout or self._timeout)
         split.setGroupName(group_name or f"{self._group_name}:split:{min(ranks)}")
         split.setGroupDesc(group_desc or f"{self._group_desc}:split")
@@ -121,7 +121,7 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
         op = any_op_of(opts)
         if not isinstance(op, str):
             return self._combine("allreduce", (tensors, opts), tensors, op, targets=tensors)
-        if tensors[0].layout is not torch.strided:
+        if tensors[0].is_sparse:
             return self._allreduce_sparse(tensors, opts)
         return self._start("allreduce", (tensors, opts), [calls.AllReduce(t, op) for t in tensors], tensors, opts)
 
@@ -148,8 +148,11 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._start("reduce", (tensors, opts), [calls.Reduce(t, root, op) for t in tensors], tensors, opts)
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        timeout = None if opts is None or opts.timeout <= timedelta(0) else opts.timeout
-        return self._start("barrier", (opts,), [calls.Barrier()], [], None if timeout else opts, timeout=timeout)
+        if opts is None or opts.timeout <= timedelta(0):
+            return self._start("barrier", (opts,), [calls.Barrier()], [], opts)
+        work = self._start("barrier", (opts,), [calls.Barrier()], [])
+        work.timeout = opts.timeout
+        return work
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Raises DeadlineError, which on rank 0 names the ranks that did not come."""
@@ -228,7 +231,7 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
         root = 0 if opts is None else opts.rootRank
         parts = inputs[0] if self._group.rank == root else []
         sends = [calls.Send(part, peer, _PARTS) for peer, part in enumerate(parts)]
-        wanted = [calls.Recv(outputs[0], root, _PARTS), *sends]
+        wanted: list[Call] = [calls.Recv(outputs[0], root, _PARTS), *sends]
         return self._start("scatter", (outputs, inputs, opts), wanted, outputs)
 
     def all_to_all_single(
@@ -263,9 +266,13 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
         if len(tensors) != 1:
             raise UsageError(f"one tensor is received from any source at a time (tensors: {len(tensors)})")
-        record = self._watch("recv_anysource", (tensors, tag)) if count_modes() or is_profiled() else None
-        work = self._group.start_recv_any(tensors[0], tag)
-        return WeftWork([work], tensors, self._resolver, record=record, source=lambda: work.source)
+        record = self._watch("recv_anysource", (tensors, tag))
+        received = self._group.start_recv_any(tensors[0], tag)
+        work = WeftWork([received], tensors, self._resolver)
+        work.source = lambda: received.source
+        if record is not None:
+            work.keep_record(record)
+        return work
 
     def _combine(
         self, name: str, arguments: tuple[Any, ...], tensors: list[Tensor], combine: Combine, *, targets: list[Tensor]
@@ -288,8 +295,7 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
         result: list[Tensor],
         opts: Any = None,
         finish: Callable[[], object] | None = None,
-        timeout: timedelta | None = None,
-    ) -> dist.Work:
+    ) -> WeftWork:
         """The calls of one of torch's; its name and arguments are for those who watch. `opts` say that it is plain."""
         self._num_calls += 1
         record = None
@@ -298,8 +304,10 @@ class WeftProcessGroup(_ProcessGroup):  # type: ignore[misc]
         elif opts is not None and not opts.asyncOp and len(wanted) == 1:  # torch waits at once: the short way will do
             self._group.run(wanted[0])
             return WeftWork((), result, self._resolver, finish)
-        works: list[AbstractWork] = [self._group.start(call) for call in wanted]
-        return WeftWork(works, result, self._resolver, finish, record=record, timeout=timeout)
+        work = WeftWork([self._group.start(call) for call in wanted], result, self._resolver, finish)
+        if record is not None:
+            work.keep_record(record)
+        return work
 
     def _watch(self, name: str, arguments: tuple[Any, ...]) -> Record | None:
         if count_modes():

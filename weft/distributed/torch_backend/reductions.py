@@ -14,7 +14,7 @@ __all__ = ["Combine", "any_op_of", "op_of"]
 
 Combine = Callable[[Tensor, Tensor], Tensor]
 
-# By torch's inner enumeration: its reductions themselves are slow to compare. Its stubs do not know the members.
+# By the numbers of torch's inner enumeration: its reductions are slow to compare, and its stubs do not know them.
 _NAMES: dict[str, ReduceOp | Combine] = {
     "SUM": "sum",
     "AVG": "mean",
@@ -25,14 +25,14 @@ _NAMES: dict[str, ReduceOp | Combine] = {
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
-_OPS: dict[Any, ReduceOp | Combine] = {getattr(dist.ReduceOp.RedOpType, name): op for name, op in _NAMES.items()}
+_OPS: dict[int, ReduceOp | Combine] = {getattr(dist.ReduceOp.RedOpType, name).value: op for name, op in _NAMES.items()}
 
 
 def any_op_of(opts: Any) -> ReduceOp | Combine:
     """A reduction of groups, or a function of two tensors for one that they do not have."""
     if opts is None:
         return "sum"
-    op = _OPS.get(opts.reduceOp.op)
+    op = _OPS.get(opts.reduceOp.op.value)
     if op is None:
         raise _unknown(opts)
     return op

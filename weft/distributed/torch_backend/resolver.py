@@ -13,10 +13,10 @@ Settle = Callable[[], Callable[[], None]]
 
 @final
 class FutureResolver:
-    """Completes futures, beginning with those that were added first.
+    """Completes futures, beginning with those that were added first, in a thread that the first one starts.
 
-    A callback of a future runs in the thread that completes it, and may wait for another future: PowerSGD's does. So
-    there is always a thread that is not in a callback while futures are to be completed.
+    A callback of a future runs in the thread that completes it, and may wait for a further future that it makes:
+    PowerSGD's does. So an addition by a thread of the resolver itself sees to it that another is there for it.
     """
 
     def __init__(self) -> None:
@@ -26,9 +26,13 @@ class FutureResolver:
         self._lock = threading.Lock()
 
     def add(self, settle: Settle) -> None:
-        with self._lock:
-            self._queue.put(settle)
-            self._see_to_threads()
+        if not self._threads or self.is_here():
+            self._see_to_a_free_thread()
+        self._queue.put(settle)
+
+    def is_here(self) -> bool:
+        """Whether this is a thread of the resolver, in a callback then."""
+        return threading.current_thread() in self._threads
 
     def close(self) -> None:
         with self._lock:
@@ -38,17 +42,17 @@ class FutureResolver:
         for thread in threads:
             thread.join()
 
-    def _see_to_threads(self) -> None:
-        if self._num_in_callbacks == len(self._threads) and not self._queue.empty():
-            self._threads.append(threading.Thread(target=self._run, name="weft-futures", daemon=True))
-            self._threads[-1].start()
+    def _see_to_a_free_thread(self) -> None:
+        with self._lock:
+            if self._num_in_callbacks == len(self._threads):
+                self._threads.append(threading.Thread(target=self._run, name="weft-futures", daemon=True))
+                self._threads[-1].start()
 
     def _run(self) -> None:
         while (settle := self._queue.get()) is not None:
             complete = settle()
             with self._lock:
                 self._num_in_callbacks += 1
-                self._see_to_threads()
             complete()
             with self._lock:
                 self._num_in_callbacks -= 1

@@ -14,7 +14,7 @@ from torch.autograd.graph import _engine_run_backward
 
 from weft.distributed.group.group import AbstractWork
 from weft.distributed.torch_backend.observers import Record
-from weft.distributed.torch_backend.resolver import FutureResolver
+from weft.distributed.torch_backend.resolver import FutureResolver, Settle
 from weft.errors import DeadlineError
 
 __all__ = ["WeftWork", "ends_before"]
@@ -34,15 +34,30 @@ def ends_before(works: Sequence[AbstractWork], deadline: float) -> bool:
 
 
 @final
-class WeftWork(dist.Work):
-    """One torch call, made of one or more of ours.
+class WeftFuture(torch.futures.Future[list[Tensor]]):
+    """A callback that waits for it completes it, and does not depend on other threads, which may be in some."""
 
-    Args:
-        finish: puts results where torch wants them.
-        record: the call in torch.profiler, which the resolver ends.
-        timeout: of a wait that is given none.
-        source: of a receive from any rank: the rank that it came from, once it is done.
-    """
+    def __init__(self, settle: Settle, resolver: FutureResolver) -> None:
+        super().__init__()
+        self._settle, self._resolver = settle, resolver
+
+    def wait(self) -> list[Tensor]:
+        if self._resolver.is_here() and not self.done():
+            self._settle()()
+        return super().wait()
+
+
+@final
+class WeftWork(dist.Work):
+    """One torch call, made of one or more of ours; `finish` puts results where torch wants them."""
+
+    # Those that few works have are here, as small calls are counted in microseconds.
+    timeout: timedelta | None = None  # of a wait that is given none
+    source: Callable[[], int] | None = None  # of a receive from any rank: whom it came from, once it is done
+    _record: Record | None = None
+    _to_end: Record | None = None
+    _future: "WeftFuture | None" = None
+    _to_complete: "WeftFuture | None" = None
 
     def __init__(
         self,
@@ -50,24 +65,19 @@ class WeftWork(dist.Work):
         result: list[Tensor],
         resolver: FutureResolver,
         finish: Callable[[], object] | None = None,
-        *,
-        record: Record | None = None,
-        timeout: timedelta | None = None,
-        source: Callable[[], int] | None = None,
     ) -> None:
         super().__init__()
         self._works, self._result, self._finish, self._resolver = works, result, finish, resolver
-        self._record, self._timeout, self._source = record, timeout, source
         self._lock = threading.Lock()
-        self._future: torch.futures.Future[list[Tensor]] | None = None
-        self._to_complete: torch.futures.Future[list[Tensor]] | None = None
-        self._to_end = record
-        if record is not None:
-            resolver.add(self._settle)
+
+    def keep_record(self, record: Record) -> None:
+        """Let the resolver end the call's record in torch.profiler."""
+        self._record = self._to_end = record
+        self._resolver.add(self.settle)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Raises DeadlineError where the call is not done in time. None, and 0 as in torch, are no limit."""
-        timeout = timeout or self._timeout
+        timeout = timeout or self.timeout
         if timeout is not None and timeout > timedelta(0):
             self._wait_until(time.monotonic() + timeout.total_seconds(), timeout)
         self._end()
@@ -102,20 +112,18 @@ class WeftWork(dist.Work):
         return self._result
 
     def _source_rank(self) -> int:
-        return -1 if self._source is None else self._source()
-
-    source_rank = _source_rank
+        return -1 if self.source is None else self.source()
 
     def get_future(self) -> "torch.futures.Future[list[Tensor]]":
         if self._is_for_half_precision_hook():
             self.wait()
-            return torch._C.fork(lambda: self._result)  # type: ignore[no-any-return]
+            return torch._C.fork(lambda: self._result)  # type: ignore[return-value]  # an inner class of torch
         with self._lock:
             first = self._future is None
             if first:
-                self._future = self._to_complete = torch.futures.Future()
+                self._future = self._to_complete = WeftFuture(self.settle, self._resolver)
         if first:
-            self._resolver.add(self._settle)
+            self._resolver.add(self.settle)
         assert self._future is not None
         return self._future
 
@@ -129,8 +137,8 @@ class WeftWork(dist.Work):
         caller = sys._getframe(2) if sys._getframe(1).f_back else None
         return caller is None or caller.f_code is _engine_run_backward.__code__
 
-    def _settle(self) -> Callable[[], None]:
-        """Called by a thread of the resolver: wait, then say how to complete the future, whose callbacks may wait."""
+    def settle(self) -> Callable[[], None]:
+        """Wait for the call, then give a function that completes the future, whose callbacks may wait for others."""
         error: Exception | None = None
         try:
             self._end()

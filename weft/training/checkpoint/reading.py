@@ -48,9 +48,17 @@ def read_checkpoint(path: Path, ranks: Ranks = ALONE) -> Snapshot:
     return Snapshot(index.step, entries, index.progress, frozenset(index.rows.keys() - entries.keys()))
 
 
-def latest_checkpoint(folder: Path | None, on_damage: Callable[[str], None], ranks: Ranks = ALONE) -> Snapshot | None:
+def latest_checkpoint(
+    folder: Path | None,
+    on_damage: Callable[[str], None],
+    ranks: Ranks = ALONE,
+    read: Callable[[Path, Ranks], Snapshot] = read_checkpoint,
+) -> Snapshot | None:
     """The newest checkpoint of which every rank can read what it needs; each that is damaged on the way is told to
     `on_damage`, on all ranks. None if there is none. All ranks call this; one that begins anew gives no folder.
+
+    Args:
+        read: what a rank needs of a checkpoint.
 
     Raises:
         CorruptFileError: if there are checkpoints and none is whole.
@@ -58,7 +66,7 @@ def latest_checkpoint(folder: Path | None, on_damage: Callable[[str], None], ran
     """
     candidates = checkpoints_in(folder) if folder else []
     for path in reversed(candidates):
-        found = _try(path, ranks)
+        found = _try(path, ranks, read)
         damage = _agree(int(path.name.removeprefix("step-")), found if isinstance(found, str) else "", ranks)
         for text in damage:
             on_damage(text)
@@ -70,10 +78,10 @@ def latest_checkpoint(folder: Path | None, on_damage: Callable[[str], None], ran
     return None
 
 
-def _try(path: Path, ranks: Ranks) -> Snapshot | str:
+def _try(path: Path, ranks: Ranks, read: Callable[[Path, Ranks], Snapshot]) -> Snapshot | str:
     """A rank's snapshot, or the damage that it met."""
     try:
-        return read_checkpoint(path, ranks)
+        return read(path, ranks)
     except CorruptFileError as error:
         return str(error)
 

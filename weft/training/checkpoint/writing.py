@@ -87,7 +87,7 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, ranks: Ranks = ALONE, *, 
         keep: checkpoints that stay, this one among them.
 
     Raises:
-        StorageError: on the rank whose file could not be written; the others lose it.
+        StorageError: on all ranks if a rank's file could not be written, on rank 0 if the index could not.
     """
     path = folder / f"step-{snapshot.step:010d}"
     if ranks.mesh.rank > 0:
@@ -136,9 +136,16 @@ def _write_chunks(snapshot: Snapshot, ranks: Ranks, target: Path, suffix: str) -
     offers = {one["rank"]: [Offer.from_json(offer) for offer in one["offers"]] for one in said}
     writers = assign_writers(offers)
     mine = {offer.key: _on_host(tensor) for offer, tensor in own.items() if writers[offer] == rank and offer.num_bytes}
-    _save(mine, target / _file_of(rank, suffix))
-    written = ranks.gather_json({key: sha256_of(tensor) for key, tensor in mine.items()})
-    checksums = dict(zip(offers, written, strict=True))
+    failure: StorageError | None = None
+    try:
+        _save(mine, target / _file_of(rank, suffix))
+    except StorageError as error:
+        failure = error
+    checksums_of_own = {key: sha256_of(tensor) for key, tensor in mine.items()}
+    written = ranks.gather_json({"failure": str(failure or ""), "checksums": checksums_of_own})
+    if failures := [one["failure"] for one in written if one["failure"]]:
+        raise failure or StorageError(failures[0])
+    checksums = {rank: one["checksums"] for rank, one in zip(offers, written, strict=True)}
     return {
         offer: Chunk(offer.part, _file_of(writers[offer], suffix), offer.key, checksums[writers[offer]][offer.key])
         if offer.num_bytes

@@ -67,6 +67,7 @@ def test_a_message_to_oneself_counts(run_ranks: Run, compiled: bool) -> None:
 
 def test_ranks_that_left_are_not_waited_for_as_long_as_one_is_there(run_ranks: Run, compiled: bool) -> None:
     def program(group: SharedMemoryGroup) -> Any:
+        group.barrier()
         if group.rank == 1:
             return None
         if group.rank == 2:
@@ -85,6 +86,7 @@ def test_ranks_that_left_are_not_waited_for_as_long_as_one_is_there(run_ranks: R
 
 def test_a_rank_that_died_is_named(run_ranks: Run, compiled: bool) -> None:
     def program(group: SharedMemoryGroup) -> str:
+        group.barrier()
         if group.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         if group.rank == 2:
