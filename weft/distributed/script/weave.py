@@ -225,7 +225,7 @@ def _note_steps(optimizer: torch.optim.Optimizer, waiting: AbstractContextManage
     """For steps in which ranks wait for each other's pieces."""
     original = optimizer.step
 
-    @wraps(original.__func__)  # type: ignore[attr-defined]  # what schedulers and profilers have left on it stays
+    @wraps(getattr(original, "__func__", original))  # what schedulers and profilers have left on it stays
     def step(_optimizer: Any, *arguments: Any, **options: Any) -> Any:
         with waiting:
             return original(*arguments, **options)
