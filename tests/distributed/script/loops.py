@@ -15,7 +15,7 @@ Change = Callable[[nn.Module, torch.optim.Optimizer], None]
 """Between backward and step."""
 
 
-def make_model(width: int = 8) -> nn.Module:
+def make_model(width: int = 8) -> nn.Sequential:
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 1))
 

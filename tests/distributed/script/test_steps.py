@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
 from tests.distributed.script.loops import apart, data_of, make_model, train
@@ -162,11 +162,11 @@ def test_own_weights_come_back_after_the_consensus() -> None:
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
         own = weavings_of(find_world())[0].own_weights()["0.weight"].clone()
-        held = model[0].weight.detach().clone()
+        held = model.state_dict()["0.weight"].clone()
         for _ in loader:
-            back = model[0].weight.detach().clone()
+            back = model.state_dict()["0.weight"].clone()
             with consensus():
-                inside = model[0].weight.detach().clone()
+                inside = model.state_dict()["0.weight"].clone()
             break
         return torch.equal(own, back) and not torch.equal(own, held), torch.equal(inside, held)
 
@@ -237,16 +237,16 @@ def test_a_closure_is_called_and_its_loss_returned(plan: str) -> None:
         model = make_model()
         model, optimizer, loader = weave(model, sgd(model), DataLoader(data_of(16), 8))
 
-        def closure() -> Tensor:
+        def closure() -> float:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(x), y)
             loss.backward()
-            return loss
+            return loss.item()
 
         losses = []
         for batch in loader:
             x, y = batch
-            losses.append(optimizer.step(closure).item())
+            losses.append(float(optimizer.step(closure)))
         return losses
 
     first, second = run_script(script, 2, plan)
@@ -264,11 +264,11 @@ def test_an_optimizer_that_evaluates_the_loss_itself(plan: str) -> None:
         optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3, line_search_fn="strong_wolfe")
         model, optimizer, loader = weave(model, optimizer, DataLoader(data_of(22), 11))
 
-        def closure() -> Tensor:
+        def closure() -> float:
             optimizer.zero_grad()
             loss = nn.functional.mse_loss(model(x), y)
             loss.backward()
-            return loss
+            return loss.item()
 
         for batch in loader:
             x, y = batch

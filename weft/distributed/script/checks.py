@@ -68,7 +68,7 @@ def check_optimizers(optimizers: Sequence[Any], models: Sequence[nn.Module]) -> 
             raise UsageError("weave was given the same optimizer twice; give each once")
 
 
-def check_words(loss: str, weight: Callable[[Any], float] | None, batch_norm: str) -> None:
+def check_words(loss: str, weight: Callable[[Any], Any] | None, batch_norm: str) -> None:
     for name, word, known in (("loss", loss, get_args(Loss)), ("batch_norm", batch_norm, BATCH_NORMS)):
         if word not in known:
             raise UsageError(f"unknown {name} ({name}: {word!r}); {nearest(str(word), known)}")

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -57,10 +57,11 @@ from weft.training.process import keep_freed_memory
 
 __all__ = ["weave"]
 
-ModelT = TypeVar("ModelT", bound=nn.Module | Sequence[nn.Module])
-OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None)
+ModelT = TypeVar("ModelT", bound=nn.Module)
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer | None)
 
 
+@overload
 def weave(
     model: ModelT,
     optimizer: OptimizerT,
@@ -68,9 +69,34 @@ def weave(
     plan: Plan | str = "data",
     *,
     loss: Loss = "mean",
-    weight: Callable[[Any], float] | None = None,
+    weight: Callable[[Any], Any] | None = None,
     batch_norm: Literal["local", "global"] = "local",
-) -> tuple[ModelT, OptimizerT, Any]:
+) -> tuple[ModelT, OptimizerT, Any]: ...
+
+
+@overload
+def weave(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+    loader: DataLoader[Any] | None = None,
+    plan: Plan | str = "data",
+    *,
+    loss: Loss = "mean",
+    weight: Callable[[Any], Any] | None = None,
+    batch_norm: Literal["local", "global"] = "local",
+) -> tuple[Any, Any, Any]: ...
+
+
+def weave(
+    model: Any,
+    optimizer: Any,
+    loader: DataLoader[Any] | None = None,
+    plan: Plan | str = "data",
+    *,
+    loss: Loss = "mean",
+    weight: Callable[[Any], Any] | None = None,
+    batch_norm: Literal["local", "global"] = "local",
+) -> tuple[Any, Any, Any]:
     """Train the same script on every rank that was started, with the result that one process would give.
 
     The batch size of the loader is global: ranks share each batch. Clipping, accumulation, schedulers, gradient scalers
