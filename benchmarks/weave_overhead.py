@@ -3,13 +3,15 @@
     python -m benchmarks.weave_overhead
 
 Both take turns in one process, a few steps each, and who begins changes from pair to pair. A small model is where any
-overhead would show; the second is of a usual size.
+overhead would show; the second is of a usual size. The last two have no loader (`weft.share` of batches drawn by hand),
+and evaluate through `weft.evaluation`.
 """
 
 import argparse
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -28,12 +30,29 @@ __all__ = ["main", "measure", "row_of"]
 
 RESULTS = Path(__file__).parent / "results" / "weave_overhead.json"
 BAR = 1.02  # for the upper bound of the ratio
-PAIRS_AND_STEPS = {"small mlp": (1500, 5), "resnet20": (60, 1)}
 
 
-def measure(case: str, num_pairs: int, num_steps: int) -> dict[str, list[float]]:
+@dataclass(frozen=True)
+class Comparison:
+    """A case, the way in which both scripts go through it, and how often."""
+
+    case: str
+    num_pairs: int
+    num_steps: int
+    way: str = ""  # the end of the names of both systems
+
+
+COMPARISONS = (
+    Comparison("small mlp", 1500, 5),
+    Comparison("resnet20", 120, 1),
+    Comparison("small mlp", 1500, 5, way=" by hand"),
+    Comparison("small mlp", 1500, 10, way=" evaluation"),
+)
+
+
+def measure(case: str, num_pairs: int, num_steps: int, way: str = "") -> dict[str, list[float]]:
     """Seconds per step of both, pair by pair."""
-    steps = {name: SYSTEMS[name](CASES[case]) for name in ("plain", "weft")}
+    steps = {name: SYSTEMS[f"{name}{way}"](CASES[case]) for name in ("plain", "weft")}
     for _ in range(3):
         _time(steps["plain"], num_steps)
         _time(steps["weft"], num_steps)
@@ -67,10 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     load_before, rows = os.getloadavg()[0], []
-    for case, (num_pairs, num_steps) in PAIRS_AND_STEPS.items():
-        row = row_of(case, measure(case, num_pairs, num_steps))
+    for comparison in COMPARISONS:
+        values = measure(comparison.case, comparison.num_pairs, comparison.num_steps, comparison.way)
+        row = row_of(f"{comparison.case}{comparison.way}", values)
         low, high = row["interval"]
-        print(f"{case}: woven / plain {row['ratio']:.4f} ({low:.4f} to {high:.4f}, {row['num_pairs']} pairs)")
+        print(f"{row['case']}: woven / plain {row['ratio']:.4f} ({low:.4f} to {high:.4f}, {row['num_pairs']} pairs)")
         rows.append(row)
     write_json(
         options.out,

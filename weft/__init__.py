@@ -4,6 +4,7 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
+    from weft.distributed.script.blocks import consensus, no_sync
     from weft.distributed.script.evaluation import evaluation
     from weft.distributed.script.over_ranks import barrier, broadcast, gather, mean, print, sum
     from weft.distributed.script.saving import load, read_state_dict, save, state_dict
@@ -33,6 +34,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "capture",
+    "consensus",
     "evaluation",
     "gather",
     "is_first",
@@ -42,6 +44,7 @@ __all__ = [
     "measure",
     "measured",
     "measurements",
+    "no_sync",
     "num_ranks",
     "parse_plan",
     "print",
@@ -67,6 +70,7 @@ _HOMES = {
     "barrier": "weft.distributed.script.over_ranks",
     "broadcast": "weft.distributed.script.over_ranks",
     "capture": "weft.graph",
+    "consensus": "weft.distributed.script.blocks",
     "evaluation": "weft.distributed.script.evaluation",
     "gather": "weft.distributed.script.over_ranks",
     "load": "weft.distributed.script.saving",
@@ -75,6 +79,7 @@ _HOMES = {
     "measure": "weft.metrics.measure",
     "measured": "weft.metrics.measure",
     "measurements": "weft.metrics.measure",
+    "no_sync": "weft.distributed.script.blocks",
     "parse_plan": "weft.specs",
     "print": "weft.distributed.script.over_ranks",
     "read_state_dict": "weft.distributed.script.saving",

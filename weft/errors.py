@@ -90,8 +90,6 @@ class OutOfStepError(UsageError):
     """Ranks of one script that did not do the same: the text tells what each of them did, and where. All of them raise
     it; where one failed by itself, that is the cause."""
 
-    is_witness = True
-
     is_witness = True  # all ranks raise it; one that failed by itself knows better
 
 

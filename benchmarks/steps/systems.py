@@ -44,6 +44,28 @@ def woven(case: Case) -> Iterator[None]:
     return plain_loop(*weft.weave(model, make_optimizer(model), loader, plan="data"))
 
 
+def plain_by_hand(case: Case) -> Iterator[None]:
+    """Batches that the script draws itself, as language models do."""
+    model = case.make_model()
+    return plain_loop(model, make_optimizer(model), _drawn(case, lambda *batch: batch))
+
+
+def woven_by_hand(case: Case) -> Iterator[None]:
+    model = case.make_model()
+    model, optimizer, _ = weft.weave(model, make_optimizer(model), None)
+    return plain_loop(model, optimizer, _drawn(case, weft.share))
+
+
+def plain_evaluation(case: Case) -> Iterator[None]:
+    return _evaluate(case.make_model(), DataLoader(case.make_dataset(), batch_size=BATCH_SIZE))
+
+
+def woven_evaluation(case: Case) -> Iterator[None]:
+    """The same through `weft.evaluation`, of a model that is woven."""
+    model, _, _ = weft.weave(case.make_model(), None, None)
+    return _evaluate(model, weft.evaluation(DataLoader(case.make_dataset(), batch_size=BATCH_SIZE)))
+
+
 def ddp_over_gloo(case: Case) -> Iterator[None]:
     return _ddp(case, "gloo")
 
@@ -88,6 +110,10 @@ SYSTEMS: dict[str, System] = {
     "plain": plain,
     "plain keeping memory": plain_keeping_memory,
     "weft": woven,
+    "plain by hand": plain_by_hand,
+    "weft by hand": woven_by_hand,
+    "plain evaluation": plain_evaluation,
+    "weft evaluation": woven_evaluation,
     "ddp gloo": ddp_over_gloo,
     "ddp weft": ddp_over_weft,
     "fabric": fabric,
@@ -107,6 +133,20 @@ def plain_loop(
         optimizer.zero_grad()
         backward(loss_of(model(x), y))
         optimizer.step()
+        yield
+
+
+def _drawn(case: Case, share: Callable[..., Any]) -> Iterator[Any]:
+    data = case.make_dataset()
+    while True:
+        yield share(*data[torch.randint(len(data), (BATCH_SIZE,))])
+
+
+def _evaluate(model: nn.Module, loader: Any) -> Iterator[None]:
+    model.eval()
+    for x, y in _endless(loader):
+        with torch.no_grad():
+            loss_of(model(x), y)
         yield
 
 

@@ -1,4 +1,4 @@
-"""Scripts that join through torch.distributed: under `weft launch` as under torchrun, over Gloo and over our backend."""
+"""Scripts that join through torch.distributed, under `weft launch` as under torchrun, over Gloo and our backend."""
 
 from pathlib import Path
 

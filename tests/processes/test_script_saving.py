@@ -1,6 +1,7 @@
 """`weft.save` on real processes, one of which is killed on the way."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -16,13 +17,17 @@ FAULTS = [  # who is killed, before or after what, and whether the new one is wh
 ]
 
 
+def save(path: Path, epochs: list[int], fault: dict[str, Any]) -> list[str | None]:
+    return run_processes("tests.processes.script_saving:save", 2, folder=str(path), epochs=epochs, **fault)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("victim", "call", "is_before", "is_whole"), FAULTS)
 def test_killed_anywhere_it_leaves_a_checkpoint(
     tmp_path: Path, victim: int, call: str, is_before: bool, is_whole: bool
 ) -> None:
     path, fault = tmp_path / "c", {"victim": victim, "call": call, "is_before": is_before}
-    said = run_processes("tests.processes.script_saving:save", 2, folder=str(path), epochs=[1, 2], **fault)
+    said = save(path, [1, 2], fault)
     assert said[victim] is None and said[1 - victim] == "lost"
     model = nn.Linear(40, 50)
     epoch = 2 if is_whole else 1
@@ -35,7 +40,7 @@ def test_killed_anywhere_it_leaves_a_checkpoint(
 @pytest.mark.slow
 def test_killed_in_the_first_there_is_no_path(tmp_path: Path) -> None:
     fault = {"victim": 0, "call": "write_index", "is_before": True}
-    run_processes("tests.processes.script_saving:save", 2, folder=str(tmp_path / "c"), epochs=[1], **fault)
+    save(tmp_path / "c", [1], fault)
     assert not (tmp_path / "c").exists()  # so that a script may ask
     weft.save(tmp_path / "c", epoch=2)
     assert [found.name for found in tmp_path.iterdir()] == ["c"]

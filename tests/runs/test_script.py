@@ -34,6 +34,7 @@ Path("told").write_text(json.dumps([
 def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is put back as it was before it ran a script, in a folder above those of the scripts."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")  # which a script's process sets
     monkeypatch.setattr(sys, "argv", ["before"])
     monkeypatch.setattr(sys, "path", ["before", *sys.path])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])

@@ -60,11 +60,14 @@ def launch(
     logs: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Keep there what each rank prints, one file a rank.")
     ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Record the run there; `weft run --replay DIR` repeats it.")
+    ] = None,
 ) -> None:
     """Run a script on several ranks. What follows the script is the script's own."""
     from weft.engines.fork_server import start_fork_server
     from weft.errors import UsageError
-    from weft.runs.script import Script, choose_plan, launch_script
+    from weft.runs.script import NUM_RANKS, Script, choose_plan, launch_script
 
     given = words or []
     if module is None and not given:
@@ -72,4 +75,10 @@ def launch(
     script = Script(module=module, arguments=tuple(given)) if module else Script(given[0], "", tuple(given[1:]))
     script.check()
     start_fork_server()
-    launch_script(script, workers, choose_plan(plan, workers), shows=output, logs=logs)
+    chosen, variables = choose_plan(plan, workers), {}
+    if out is not None:
+        from weft.runs.script_run import create_script_run
+
+        num_ranks = chosen.num_ranks if chosen else workers or NUM_RANKS
+        variables = create_script_run(out, script, num_ranks, chosen).variables(out)
+    launch_script(script, workers, chosen, environment=variables, shows=output, logs=logs)

@@ -1,11 +1,42 @@
-"""Options that several sub-commands share."""
+"""Options that several sub-commands share.
 
+A recipe is a built-in name or file.py:function; a script is a file.py. Options of Weft may stand before and after it;
+what is the script's own comes after `--`.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-__all__ = ["Device", "Json", "Out", "Plan", "Quiet", "Repeat", "Replay", "Seed", "Settings", "Workers"]
+from weft.errors import UsageError
+
+__all__ = [
+    "Device",
+    "Json",
+    "Out",
+    "Plan",
+    "Quiet",
+    "RecipeOrScript",
+    "RecipeOrScriptIfAny",
+    "Repeat",
+    "Replay",
+    "ScriptArguments",
+    "Seed",
+    "Settings",
+    "Workers",
+    "check_no_arguments",
+    "is_script",
+    "refuse_options",
+]
+
+RECIPE_OR_SCRIPT = typer.Argument(metavar="RECIPE", help="A built-in name or file.py:function; or a script, file.py.")
+RecipeOrScript = Annotated[str, RECIPE_OR_SCRIPT]
+RecipeOrScriptIfAny = Annotated[str | None, RECIPE_OR_SCRIPT]
+ScriptArguments = Annotated[
+    list[str] | None, typer.Argument(metavar="[-- ARGUMENT]...", help="Of a script, what it gets.")
+]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
@@ -33,3 +64,24 @@ Replay = Annotated[
     typer.Option(metavar="RUN", help="Repeat the run in this folder, in the order it had, bit for bit."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+
+
+def is_script(name: str | None) -> bool:
+    """Whether a word of a command line is a script and no recipe.
+
+    >>> is_script("train.py"), is_script("recipes.py:tiny"), is_script("digits_mlp")
+    (True, False, False)
+    """
+    return name is not None and name.endswith(".py")
+
+
+def check_no_arguments(recipe: str | None, arguments: list[str] | None) -> None:
+    if arguments:
+        raise UsageError(f"a recipe takes no arguments ({recipe}: {' '.join(arguments)}); change it with --set")
+
+
+def refuse_options(command: str, given: Mapping[str, object]) -> None:
+    """Raise where options were given that a script has no use for."""
+    names = [name for name, value in given.items() if value]
+    if names:
+        raise UsageError(f"weft {command} has no such option for a script ({', '.join(names)}); leave it out")

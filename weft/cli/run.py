@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -37,9 +37,13 @@ def run(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Train a recipe and say whether the result is accepted."""
+    """Train a recipe and say whether the result is accepted. With --replay, repeat a run, also that of a script."""
     from weft.engines.fork_server import is_first_rank, start_fork_server
 
+    if replay is not None and (replay / "script.json").is_file():
+        given: dict[str, object] = {"RECIPE": recipe, "--set": settings, "--plan": plan, "--workers": workers}
+        given |= {"--device": device, "--repeat": repeat, "--seed": seed, "--resume": resume, "--restarts": restarts}
+        _replay_script(replay, out, [name for name, value in given.items() if value is not None])
     if plan is not None or workers is not None:
         start_fork_server()  # it imports torch while this process does
     if not quiet and "torch" not in sys.modules and is_first_rank():
@@ -89,3 +93,20 @@ def _print_result(record: "RunRecord", path: Path, *, json: bool) -> None:
     else:
         print_tables(render_run(record))
         print(f"run folder: {path}")
+
+
+def _replay_script(replay: Path, out: Path | None, given: list[str]) -> NoReturn:
+    import tempfile
+
+    from weft.engines.fork_server import start_fork_server
+    from weft.errors import UsageError
+
+    if given:
+        raise UsageError(f"a replayed run keeps its settings ({', '.join(given)}); leave them out, or start a new run")
+    start_fork_server()
+    from weft.runs.script_run import replay_script
+
+    with tempfile.TemporaryDirectory(prefix="weft-replay-") as scratch:
+        is_same, finding = replay_script(replay, out or Path(scratch))
+    typer.echo(finding, err=True)
+    raise typer.Exit(0 if is_same else 1)

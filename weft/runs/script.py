@@ -117,7 +117,7 @@ def run_script(script: dict[str, Any]) -> None:
     from weft.distributed.torch_backend import use_torch_backend
 
     chosen = Script.from_json(script)
-    with _use_early_note(chosen), use_torch_backend():
+    with _use_early_note(chosen), use_torch_backend(), _use_supervision():
         chosen.run()
     if _is_alone():
         raise UsageError(f"script never joined the other ranks, so that {ALONE} ({chosen.name}); {CURE}")
@@ -140,6 +140,24 @@ def _use_early_note(script: Script) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def _use_supervision() -> Iterator[None]:
+    """Who watches the script is there before it begins, and hears that it has ended."""
+    if "WEFT_SUPERVISION" not in os.environ:
+        yield
+        return
+    from weft.distributed.script.events import ScriptEnded
+    from weft.distributed.script.world import find_world
+
+    supervision = find_world().supervision
+    if supervision.is_silent:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    try:
+        yield
+    finally:
+        supervision.tell(ScriptEnded())
 
 
 def _is_alone() -> bool:

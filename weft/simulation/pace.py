@@ -56,14 +56,24 @@ class Pace(AbstractClock):
     def listen(self, event: Event) -> None:
         match event:
             case TrainingStarted():
-                self._seed, self._num_steps = next(self._seeds), 0
-                self._began, self._busy = self.now(), 0.0
+                self.begin(next(self._seeds))
             case StepStarted(progress):
-                self._factor = self._slowness(self._seed, progress.step if self._skips_rounds else self._num_steps)
-                self._num_steps += 1
+                self.begin_step(progress.step)
             case TrainingEnded():
-                passed = self.now() - self._began
-                self.idle_shares.append(1 - self._busy / passed if passed else 0.0)
-                self._factor = 1.0
+                self.end()
             case _:
                 pass
+
+    def begin(self, seed: int) -> None:
+        self._seed, self._num_steps = seed, 0
+        self._began, self._busy = self.now(), 0.0
+
+    def begin_step(self, number: int) -> None:
+        """The next step of this rank; `number` is that of the global batch."""
+        self._factor = self._slowness(self._seed, number if self._skips_rounds else self._num_steps)
+        self._num_steps += 1
+
+    def end(self) -> None:
+        passed = self.now() - self._began
+        self.idle_shares.append(1 - self._busy / passed if passed else 0.0)
+        self._factor = 1.0

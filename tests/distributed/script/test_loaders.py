@@ -335,6 +335,24 @@ def test_an_epoch_is_resumed_on_any_number_of_ranks(name: str, before: int, afte
             assert [i for r in results for i in r[epoch][number]][: len(batch)] == batch
 
 
+@pytest.mark.parametrize("name", ["shuffled", "stream"])
+def test_an_epoch_may_be_interrupted_again_and_again(name: str) -> None:
+    # Regression: the batches of a resumed epoch were counted from where it was resumed.
+    torch.manual_seed(5)
+    expected = [flat(batch) for batch in LOADERS[name]()]
+    torch.manual_seed(5)
+    found: Batches = []
+    state: dict[str, Any] | None = None
+    for _ in range(4):
+        loader = TrainingLoader(LOADERS[name](), find_world(), Noted())
+        if state is not None:
+            loader.load_state_dict(state)
+        batches = iter(loader)
+        found.append(flat(next(batches)))
+        state = loader.state_dict()
+    assert found == expected and state is not None and state["batches"] == 4
+
+
 def test_a_position_after_the_last_batch_leaves_nothing_of_the_epoch() -> None:
     loader = TrainingLoader(numbers(), find_world(), Noted())
     states = [loader.state_dict() for _ in loader]

@@ -107,15 +107,15 @@ def test_closures_go_on_to_the_same_bits(tmp_path: Path) -> None:
 
         def loss(model: nn.Module = model) -> Tensor:
             model.zero_grad()
-            value = (model(x) - x.sum(1, keepdim=True).sin()).square().mean()
+            value: Tensor = (model(x) - x.sum(1, keepdim=True).sin()).square().mean()
             value.backward()
             return value
 
-        optimizer.step(loss)  # type: ignore[arg-type]
+        optimizer.step(loss)
         if is_interrupted:
             save(tmp_path / "c", model=model, optimizer=optimizer)
             load(tmp_path / "c", model=model, optimizer=optimizer)
-        optimizer.step(loss)  # type: ignore[arg-type]
+        optimizer.step(loss)
         ends.append(copy_of(model))
     check_same(*ends)
 
@@ -268,7 +268,7 @@ def test_a_disk_that_is_full_is_an_error_on_all_ranks(tmp_path: Path, monkeypatc
     from weft.training.checkpoint import writing
 
     save(tmp_path / "c", model=nn.Linear(2, 2))
-    right = writing.save_file
+    right = writing.save_file  # type: ignore[attr-defined]
 
     def full(tensors: dict[str, Tensor], file: Path) -> None:
         if file.name.startswith("rank-00001"):
@@ -406,7 +406,7 @@ def test_statistics_that_differ_become_their_mean_for_another_number(tmp_path: P
                 save(tmp_path / "c", model=model)
                 assert state_dict(model)["1.running_mean"][0] == 1
                 assert mean[0] == weft_rank()  # to look at it is not to train
-            return mean[0].item()
+            return float(mean[0])
 
         return run
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.distributed.script.virtual_script import run_script
+from tests.processes.ranks import run_processes
 from weft.distributed.script.saving import load, save
 from weft.distributed.script.weave import weave
-from weft.distributed.script.world import find_world
 
 EPOCHS, BATCHES = 3, 6
 
@@ -30,12 +30,13 @@ def random_is_left_alone() -> Iterator[None]:
 
 
 def training(
-    path: Path, *, until: int | None = None, dropout: float = 0.0, own: bool = False, workers: int = 0
+    path: Path, *, until: int | None = None, dropout: float = 0.0, own: bool = False, is_between: bool = False
 ) -> Callable[[], dict[str, list[float]]]:
-    """A script as people write them: it goes on from its checkpoint if there is one, and saves after every batch.
+    """A script as people write them: it goes on from its checkpoint if there is one.
 
     Args:
-        until: the batch after which the process ends.
+        until: the batch after which it saves and ends.
+        is_between: whether it does so at the end of that batch's epoch.
         own: whether the loader has a generator of its own.
     """
 
@@ -50,7 +51,6 @@ def training(
             8,
             shuffle=True,
             generator=torch.Generator().manual_seed(3) if own else None,
-            num_workers=workers,
         )
         model, optimizer, loader = weave(model, optimizer, loader)
         parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
@@ -67,9 +67,12 @@ def training(
                 scheduler.step()
                 done += 1
                 losses.append(loss.item())
-                if done == until:
+                if done == until and not is_between:
                     save(path, **parts, epoch=epoch, done=done, losses=losses)
                     return {}
+            if done == until:
+                save(path, **parts, epoch=epoch + 1, done=done, losses=losses)
+                return {}
         assert done == len(losses) == EPOCHS * BATCHES and loader.state_dict()["batches"] == 0
         return {name: parameter.flatten().tolist() for name, parameter in model.named_parameters()}
 
@@ -105,11 +108,29 @@ def test_another_number_of_ranks_goes_on_to_rounding(tmp_path: Path, before: int
             assert end[name] == pytest.approx(values, rel=1e-10, abs=1e-12)
 
 
+@pytest.mark.parametrize("plan", PLANS)
+def test_between_epochs_a_rank_saves_its_own_though_it_holds_what_all_stand_for(tmp_path: Path, plan: str) -> None:
+    whole = run(training(tmp_path / "a", dropout=0.3), 2, plan)
+    run(training(tmp_path / "b", dropout=0.3, until=BATCHES, is_between=True), 2, plan)
+    assert run(training(tmp_path / "b", dropout=0.3), 2, plan) == whole
+
+
+def in_process(folder: str, until: int) -> None:
+    training(Path(folder), until=until)()
+
+
+@pytest.mark.slow
+def test_processes_hand_over_to_one(tmp_path: Path) -> None:
+    this = "tests.distributed.script.test_saving_loops:in_process"
+    run_processes(this, 2, folder=str(tmp_path / "b"), until=8)
+    whole, end = alone(training(tmp_path / "a")), alone(training(tmp_path / "b"))
+    for name, values in whole.items():
+        assert end[name] == pytest.approx(values, rel=1e-10, abs=1e-12)
+
+
 def test_a_chain_of_interruptions_with_every_plan_gives_one_processs_result(tmp_path: Path) -> None:
     whole = alone(training(tmp_path / "a"))
-    for until, (size, plan) in zip(
-        (3, 5, 8, 13), ((2, "data"), (3, "shard"), (2, "data topology=server"), (1, "data")), strict=True
-    ):
+    for until, size, plan in ((3, 2, "data"), (5, 3, "shard"), (8, 2, "data topology=server"), (13, 1, "data")):
         run(training(tmp_path / "b", until=until), size, plan)
     (end,) = run(training(tmp_path / "b"), 1)
     for name, values in whole.items():

@@ -94,4 +94,4 @@ def test_bytes_hold_all_of_a_value_and_tell_values_apart() -> None:
 @pytest.mark.parametrize("structure", [{"$strange": 1}, {"$dtype": "load"}, {"$items": [1]}, {"$tensor": "absent"}])
 def test_a_structure_that_is_none_is_damage(structure: Any) -> None:
     with pytest.raises(CorruptFileError, match="unknown kind"):
-        put_together(structure, {}.__getitem__)
+        put_together(structure, dict[str, torch.Tensor]().__getitem__)

@@ -1,51 +1,34 @@
 """`weave`: a user's own loop gives on N ranks what it gives in one process."""
 
 import itertools
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
+from tests.distributed.script.virtual_script import run_script
 from tests.distributed.woven import Script, run_in_turn
 from tests.processes.ranks import run_processes
 from weft.distributed.group import AbstractGroup
-from weft.distributed.place import Launch, launched
 from weft.distributed.placement import DataParallel, exchange
 from weft.distributed.placement.buckets import plan_buckets
-from weft.distributed.script.gradients import GradientHooks
-from weft.distributed.script.loaders import SharedLoader
+from weft.distributed.script.batch_share import BatchShare
+from weft.distributed.script.gradients import Backward, GradientHooks
 from weft.distributed.script.weave import weave
 from weft.distributed.virtual import run_virtual
 from weft.errors import PlanError, UsageError
+from weft.graph import State
 from weft.training.sampling import share
 
 Weights = dict[str, list[float]]
 
 
 @pytest.fixture
-def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any], int], list[Any]]:
-    """Runs a script on virtual ranks, which meet as processes would."""
-    groups: dict[int, AbstractGroup] = {}
-
-    def find_launch() -> Launch:
-        group = groups.get(threading.get_ident())
-        return Launch("nobody") if group is None else Launch("weft", group.rank, group.size, "", group.size)
-
-    monkeypatch.setattr(launched, "find_launch", find_launch)
-    monkeypatch.setattr(launched, "open_group", lambda launch: groups[threading.get_ident()])
-
-    def run(script: Callable[[], Any], size: int) -> list[Any]:
-        def program(group: AbstractGroup) -> Any:
-            groups[threading.get_ident()] = group
-            return script()
-
-        return list(run_virtual(program, size).results)
-
-    return run
+def on_ranks() -> "OnRanks":
+    return run_script
 
 
 OnRanks = Callable[[Callable[[], Any], int], list[Any]]
@@ -59,8 +42,9 @@ def test_one_process_gets_the_very_same_objects() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(TensorDataset(torch.zeros(4, 2)), 2)
     woven = weave(model, optimizer, loader, plan="data")
-    assert woven[0] is model and woven[1] is optimizer and woven[2] is loader
-    assert not model.weight._post_accumulate_grad_hooks
+    assert woven[0] is model and woven[1] is optimizer
+    assert not model.weight._post_accumulate_grad_hooks and not model.weight._backward_hooks
+    assert "step" not in vars(optimizer)
 
 
 # ---- the same result
@@ -189,8 +173,10 @@ def test_a_sharded_optimizer_refuses_its_state_dict_and_whole_tensors(on_ranks: 
         weave(model, optimizer, loader, plan="shard")
         with pytest.raises(UsageError, match="lies in pieces on several ranks"):
             optimizer.state_dict()
+        other = nn.Linear(4, 4)
+        loader = DataLoader(TensorDataset(torch.zeros(4, 4)), 2)
         with pytest.raises(PlanError, match=r"may need whole tensors.*Adafactor"):
-            weave(model, torch.optim.Adafactor(model.parameters()), loader, plan="shard")
+            weave(other, torch.optim.Adafactor(other.parameters()), loader, plan="shard")
 
     on_ranks(script, 2)
 
@@ -293,10 +279,11 @@ class Sum(nn.Module):
 
 
 def hook(group: AbstractGroup, model: nn.Module, weight: float) -> GradientHooks:
-    loader = SharedLoader(DataLoader(TensorDataset(torch.zeros(4, 2)), 2), group)
-    loader.weight = weight
+    share, parameters = BatchShare(group.size), dict[str, Tensor](model.named_parameters())
+    share.weight = weight
     replicas = DataParallel(group)
-    return GradientHooks(replicas, model, loader, keep=None)
+    replicas.join(State(parameters, {}, torch.empty(0)))
+    return GradientHooks(parameters, replicas.exchange, Backward(list(parameters.values()), share, group.size))
 
 
 def test_two_gradients_in_one_piece_of_memory_are_averaged_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,42 +345,7 @@ def test_a_gradient_kept_by_the_user_is_not_written_to_by_the_next_step() -> Non
     assert run_virtual(program, 2).results == (True, True)
 
 
-# ---- the loader
-
-
-def batches_of(group: AbstractGroup, num_samples: int, batch_size: int, epochs: int) -> list[tuple[list[int], float]]:
-    data = TensorDataset(torch.arange(num_samples))
-    loader = SharedLoader(DataLoader(data, batch_size, shuffle=True), group)
-    assert (len(loader), loader.batch_size, loader.dataset) == (-(-num_samples // batch_size), batch_size, data)
-    return [(batch[0].tolist(), loader.weight) for _ in range(epochs) for batch in loader]
-
-
-@pytest.mark.parametrize(("num_samples", "size"), [(12, 2), (13, 3), (9, 4), (5, 1)])
-def test_every_sample_is_given_out_once_an_epoch(num_samples: int, size: int) -> None:
-    results = run_virtual(lambda group: batches_of(group, num_samples, 4, 2), size).results
-    num_batches = len(results[0]) // 2
-    for step, shares in enumerate(zip(*results, strict=True)):
-        assert sum(weight for _, weight in shares) == pytest.approx(1.0)
-        given = [len(own) for own, weight in shares if weight > 0]
-        assert sum(given) == (4 if (step + 1) % num_batches else num_samples - 4 * (num_batches - 1))
-        assert [weight for _, weight in shares if weight > 0] == [count / sum(given) for count in given]
-    epochs = [
-        sorted(
-            s
-            for step in range(e * num_batches, (e + 1) * num_batches)
-            for own, w in (r[step] for r in results)
-            if w
-            for s in own
-        )
-        for e in range(2)
-    ]
-    assert epochs == [list(range(num_samples))] * 2
-
-
-def test_a_rank_for_which_nothing_is_left_gets_a_sample_that_does_not_count() -> None:
-    results = run_virtual(lambda group: batches_of(group, 9, 4, 1), 4).results
-    assert [result[-1][1] for result in results] == [1.0, 0.0, 0.0, 0.0]
-    assert len({tuple(result[-1][0]) for result in results}) == 1
+# ---- the end of an epoch
 
 
 def test_running_statistics_are_the_mean_of_all_ranks_after_an_epoch(on_ranks: OnRanks) -> None:
@@ -417,22 +369,7 @@ def test_running_statistics_are_the_mean_of_all_ranks_after_an_epoch(on_ranks: O
     assert count0 == count1 == 2
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(8))
-
-
 # ---- what is refused
-
-
-@pytest.mark.parametrize(
-    "loader", [DataLoader(Stream(), 2), DataLoader(TensorDataset(torch.zeros(4)), batch_size=None)]
-)
-def test_a_loader_without_batches_of_indices_is_refused(loader: DataLoader[Any], on_ranks: OnRanks) -> None:
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(UsageError, match="map-style"):
-        on_ranks(lambda: weave(model, optimizer, loader), 2)
 
 
 @pytest.mark.parametrize(
@@ -441,7 +378,6 @@ def test_a_loader_without_batches_of_indices_is_refused(loader: DataLoader[Any],
         ("data=3", 2, r"plan: 3, ranks: 2.*plan='data'"),
         ("data=2", 1, r"plan: 2, ranks: 1"),
         ("topology=ring", 2, "plan: 1, ranks: 2"),
-        ("data topology=server", 2, "use topology=native"),
         ("data compress=topk", 2, "not available in this version"),
         ("dta", 2, "did you mean 'data'"),
     ],
@@ -452,21 +388,6 @@ def test_a_wrong_plan_is_refused(plan: str, size: int, text: str, on_ranks: OnRa
     loader = DataLoader(TensorDataset(torch.zeros(4)), 2)
     with pytest.raises(PlanError, match=text):
         on_ranks(lambda: weave(model, optimizer, loader, plan=plan), size)
-
-
-class Endless:
-    """Batches of indices for ever, as samplers of streams have them."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return itertools.repeat([0, 1])
-
-
-def test_batches_without_an_end_are_refused(on_ranks: OnRanks) -> None:
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader: DataLoader[Any] = DataLoader(TensorDataset(torch.zeros(4, 1)), batch_sampler=Endless())
-    with pytest.raises(UsageError, match="no length"):
-        on_ranks(lambda: weave(model, optimizer, loader, plan="data"), 2)
 
 
 def test_a_model_on_several_devices_is_refused(on_ranks: OnRanks) -> None:

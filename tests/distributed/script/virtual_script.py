@@ -8,7 +8,8 @@ from typing import Any
 from tests.distributed.virtual_plan import FREE
 from weft.distributed.group import AbstractGroup
 from weft.distributed.place.topology import algorithm_of
-from weft.distributed.script.weaving import close_weavings
+from weft.distributed.script.supervision import Supervision
+from weft.distributed.script.weaving import use_weavings
 from weft.distributed.script.world import World, use_world
 from weft.distributed.virtual import run_virtual
 from weft.simulation.place import VirtualPlace
@@ -33,19 +34,10 @@ def run_script(
     chosen, shared = parse_plan_for("data" if plan is None else plan, size), dict[str, Any]()
 
     def program(group: AbstractGroup) -> Any:
-        world = World(VirtualPlace(group, (), FREE, shared), None if plan is None else chosen)
-        world.run, world.replay = run, replay
-        with use_world(world):
-            try:
-                result = script()
-            except SystemExit:
-                return None
-            except BaseException as error:
-                with suppress(type(error)):
-                    close_weavings(world, error)
-                raise
-            close_weavings(world)
-            return result
+        place, supervision = VirtualPlace(group, (), FREE, shared), Supervision(run=run, replay=replay)
+        world = World(place, None if plan is None else chosen, supervision)
+        with use_world(world), suppress(SystemExit), use_weavings(world):
+            return script()
 
     ended = run_virtual(program, chosen.roles.num_addresses, choice=algorithm_of(chosen), timeout=1e6)
     return list(ended.results[:size])

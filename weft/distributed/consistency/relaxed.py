@@ -67,6 +67,10 @@ class RelaxedReplicas(AbstractReplicas):
         return self._consistency
 
     @property
+    def group(self) -> AbstractGroup:
+        return self._group
+
+    @property
     def scheme(self) -> AbstractGroupScheme:
         return self._scheme
 

@@ -25,8 +25,9 @@ def consensus() -> Iterator[None]:
     world = find_world()
     world.settle()
     with ExitStack() as held:
-        for weaving in weavings_of(world):
-            held.enter_context(weaving.use_consensus())
+        with world.meeting("weft.consensus"):
+            for weaving in weavings_of(world):
+                held.enter_context(weaving.use_consensus())
         yield
 
 

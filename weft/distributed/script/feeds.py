@@ -46,7 +46,7 @@ class AbstractFeed(ABC):
 
     @abstractmethod
     def rest(self, num_done: int) -> dict[str, Any]:
-        """What `resume` needs after so many batches of the epoch that was begun last."""
+        """The state that `resume` needs after so many batches of the epoch that was begun last."""
 
 
 def make_feed(loader: DataLoader[Any], world: World) -> AbstractFeed:
@@ -94,8 +94,10 @@ class IndexFeed(AbstractFeed):
             collate = _CutItem(loader.collate_fn, world.group.rank, world.group.size)
             self._loader = remake_loader(loader, batch_size=None, sampler=_First(self._round), collate_fn=collate)
         self._generators = generators_of(loader)
+        self._num_before = 0  # batches of the epoch that came before those of its order, if it was resumed
 
     def begin(self) -> Iterator[Fetched]:
+        self._num_before = 0
         self._round.shares = shares = deque[tuple[int, int]]()
         # iter() first draws a seed for workers, then the sampler draws when the first batch is asked for, as in one
         # process.
@@ -105,6 +107,7 @@ class IndexFeed(AbstractFeed):
         self._round.resumed = Order.from_state(state)
         before = [generator.get_state() for generator in self._generators]
         batches = self.begin()
+        self._num_before = state["num_before"]
         for generator, its in zip(self._generators, before, strict=True):
             generator.set_state(its)
         return batches
@@ -112,7 +115,7 @@ class IndexFeed(AbstractFeed):
     def rest(self, num_done: int) -> dict[str, Any]:
         if self._round.order is None:
             raise UsageError("loader has no length, so its position cannot be kept; give its sampler a __len__")
-        return self._round.order.to_state(num_done)
+        return {**self._round.order.to_state(num_done - self._num_before), "num_before": num_done}
 
     def _fetched(self, batches: Iterator[Any], shares: deque[tuple[int, int]]) -> Iterator[Fetched]:
         for batch in batches:

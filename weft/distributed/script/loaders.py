@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from weft.distributed.script.epochs import AbstractEpochs
+from weft.distributed.script.events import BatchTaken
 from weft.distributed.script.feeds import generators_of, has_length, make_feed
 from weft.distributed.script.shares import hand_out
 from weft.distributed.script.world import World
@@ -84,6 +85,7 @@ class TrainingLoader:
                 to_skip = self._epochs.num_to_skip() if to_skip is None else to_skip - 1
                 if not to_skip:
                     to_skip = None  # asked once for every batch that is handed out
+                    self._world.supervision.tell(BatchTaken(batch))
                     yield batch
         except GeneratorExit:
             if self._current is current:  # and not a later one, which began before this was closed

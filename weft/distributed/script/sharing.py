@@ -13,6 +13,7 @@ from weft.distributed.group.calls import Recv, Send
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.script.carrying import broadcast_bytes, home_of
 from weft.distributed.script.cutting import cut, num_samples, part_of
+from weft.distributed.script.events import BatchTaken
 from weft.distributed.script.shares import hand_out
 from weft.distributed.script.trees import (
     Outline,
@@ -55,7 +56,7 @@ def share(*batch: Any, dim: int = 0) -> Any:
     world = find_world()
     world.settle()
     given = batch[0] if len(batch) == 1 else batch
-    with world.meeting("weft.share", {"dim": dim}):
+    with world.meeting("weft.share", {"dim": dim}, same_line=False):  # rank 0 may have a line of its own
         if world.group.size == 1:
             own, part = given, (num_samples(given, dim),) * 2
         else:
@@ -70,6 +71,7 @@ def _hand_out(world: World, batch: Any, part: tuple[int, int]) -> None:
     world.part = part
     for weaving in world.weavings:
         hand_out(world, weaving.share, batch, *part)
+    world.supervision.tell(BatchTaken(batch))
 
 
 def _share(group: AbstractGroup, batch: Any, dim: int) -> tuple[Any, tuple[int, int]]:

@@ -134,7 +134,7 @@ def joined_bytes(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors of any device as one vector of bytes on the CPU, each at a multiple of `ALIGNMENT`."""
     joined = torch.empty(sum(_padded(tensor.numel() * tensor.element_size()) for tensor in tensors), dtype=torch.uint8)
     first = 0
-    for tensor in tensors:
+    for tensor in (tensor for tensor in tensors if tensor.numel()):  # strides of an empty one may be anything
         data = as_bytes(make_dense(tensor.detach().cpu()))
         joined[first : first + len(data)] = data
         first += _padded(len(data))

@@ -37,12 +37,14 @@ from weft.distributed.script.checks import (
     plan_for,
 )
 from weft.distributed.script.ends import close_at_end
+from weft.distributed.script.events import PlanChosen
 from weft.distributed.script.gradients import Backward, GradientHooks
 from weft.distributed.script.incoming import Loss
 from weft.distributed.script.loaders import TrainingLoader, check_loader
 from weft.distributed.script.losses import close_over_all
 from weft.distributed.script.model_facts import describe_woven
 from weft.distributed.script.names import prefix_of
+from weft.distributed.script.observing import observe
 from weft.distributed.script.saving_guard import guard_torch_save
 from weft.distributed.script.seeding import reseed
 from weft.distributed.script.shares import make_share
@@ -105,6 +107,8 @@ def weave(
         model, optimizer, loader = weft.weave(model, optimizer, loader, plan="data")
     """
     models, optimizers, world = as_list(model), as_list(optimizer), find_world()
+    tried = world.supervision.changes
+    loss, weight, batch_norm = tried.get("loss", loss), tried.get("weight", weight), tried.get("batch_norm", batch_norm)
     check_models(models)
     check_optimizers(optimizers, models)
     check_words(loss, weight, batch_norm)
@@ -114,6 +118,7 @@ def weave(
     weaving = Weaving(world, plan_for(plan, world), models, optimizers, make_share(world, weight), loss)
     if not weaving.plan.is_synchronous and batch_norm == "global" and find_batch_norms(models):
         raise PlanError(f"global batch norm needs ranks that meet in every step (plan: {weaving.plan}); use local")
+    world.supervision.tell(PlanChosen(str(weaving.plan)))
     if world.num_ranks > 1:
         _join(weaving, batch_norm)
     else:
@@ -121,6 +126,8 @@ def weave(
     if loader is not None:
         weaving.loader = TrainingLoader(loader, world, weaving)
     _register(weaving)
+    if world.supervision.observers:
+        observe(world.supervision.tell, weaving)
     return model, optimizer, weaving.loader
 
 
@@ -168,8 +175,8 @@ def _join_others(weaving: Weaving, batch_norm: str, *, is_in_group: bool) -> Non
     spec = RunSpec(
         updates,
         seeds=(len(world.weavings),),
-        run=getattr(world, "run", None),
-        replay=getattr(world, "replay", None),
+        run=world.supervision.run,
+        replay=world.supervision.replay,
         whole_gradients=True,
         make_updates=partial(_updates_of_shard, weaving),
     )

@@ -8,7 +8,7 @@ Where ranks are synchronous all of these are the same weights.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast, final
 
 import torch
@@ -31,7 +31,7 @@ from weft.specs import Plan
 from weft.training.checkpoint import Entry
 from weft.training.replicas import AbstractReplicas
 
-__all__ = ["Slots", "Weaving", "close_weavings", "weavings_of"]
+__all__ = ["Slots", "Weaving", "close_weavings", "use_weavings", "weavings_of"]
 
 Slots = Mapping[str, Mapping[str, Tensor]]
 """The state of optimizers, by the names of parameters and slots."""
@@ -227,6 +227,18 @@ def close_weavings(world: World, error: BaseException | None = None) -> None:
     woven, world.weavings[:] = weavings_of(world)[:], []
     for weaving in reversed(woven):
         weaving.close(error)
+
+
+@contextmanager
+def use_weavings(world: World) -> Iterator[None]:
+    """Run a script on a virtual rank, and leave the others as it ends."""
+    try:
+        yield
+    except BaseException as error:
+        with suppress(type(error)):
+            close_weavings(world, error)
+        raise
+    close_weavings(world)
 
 
 @torch.no_grad()

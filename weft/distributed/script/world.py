@@ -17,6 +17,7 @@ from weft.distributed.group.solo import SoloGroup
 from weft.distributed.place import AbstractPlace, LaunchedPlace
 from weft.distributed.script.in_step import NO_FACTS, Facts, InStep
 from weft.distributed.script.noted_group import NotedGroup
+from weft.distributed.script.supervision import Supervision, find_supervision
 from weft.distributed.script.whereabouts import Closable
 from weft.specs import Plan, parse_plan_for
 
@@ -35,11 +36,13 @@ class World:
 
     Args:
         plan: the one that the command gave, which goes before the script's own.
+        supervision: by the command.
     """
 
-    def __init__(self, place: AbstractPlace, plan: Plan | None = None) -> None:
+    def __init__(self, place: AbstractPlace, plan: Plan | None = None, supervision: Supervision | None = None) -> None:
         self.place = place
         self.plan = plan
+        self.supervision = supervision or Supervision()
         self.num_ranks = place.size if plan is None else plan.num_ranks
         self.weavings: list[Any] = []  # of AbstractEpochs, which know the world and not the reverse
         self.part: tuple[int, int] | None = None
@@ -113,7 +116,8 @@ def find_world() -> World:
         return found
     if not _process:
         place, given = LaunchedPlace(), os.environ.get(PLAN_VARIABLE)
-        _process.append(World(place, parse_plan_for(given, place.size) if given else None))
+        plan = parse_plan_for(given, place.size) if given else None
+        _process.append(World(place, plan, find_supervision(place.rank)))
     return _process[0]
 
 

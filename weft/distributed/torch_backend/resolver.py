@@ -22,7 +22,7 @@ class FutureResolver:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Settle | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._num_in_callbacks = 0
+        self._in_callbacks: set[int] = set()  # threads, by their numbers
         self._lock = threading.Lock()
 
     def add(self, settle: Settle) -> None:
@@ -31,8 +31,8 @@ class FutureResolver:
         self._queue.put(settle)
 
     def is_here(self) -> bool:
-        """Whether this is a thread of the resolver, in a callback then."""
-        return threading.current_thread() in self._threads
+        """Whether this thread is one of the resolver, in a callback."""
+        return threading.get_ident() in self._in_callbacks
 
     def close(self) -> None:
         with self._lock:
@@ -44,15 +44,14 @@ class FutureResolver:
 
     def _see_to_a_free_thread(self) -> None:
         with self._lock:
-            if self._num_in_callbacks == len(self._threads):
+            if len(self._in_callbacks) == len(self._threads):
                 self._threads.append(threading.Thread(target=self._run, name="weft-futures", daemon=True))
                 self._threads[-1].start()
 
     def _run(self) -> None:
+        here = threading.get_ident()
         while (settle := self._queue.get()) is not None:
             complete = settle()
-            with self._lock:
-                self._num_in_callbacks += 1
+            self._in_callbacks.add(here)
             complete()
-            with self._lock:
-                self._num_in_callbacks -= 1
+            self._in_callbacks.discard(here)

@@ -11,6 +11,7 @@ from weft.distributed.group.faulty import Fault, FaultyGroup
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.virtual.group import VirtualGroup
 from weft.distributed.virtual.network import AbstractWait, VirtualNetwork
+from weft.distributed.virtual.process_state import AbstractProcessState, RandomState
 from weft.distributed.virtual.scheduler import Scheduler
 from weft.distributed.virtual.trace import TraceEvent
 from weft.distributed.virtual.works import CollectiveWork, Membership
@@ -58,6 +59,7 @@ def run_virtual(
     generation: int = 0,
     trace: bool = False,
     device: torch.device = CPU,
+    state: AbstractProcessState | None = None,
 ) -> VirtualResult:
     """Run `program(group)` on `size` virtual ranks, the same way every time.
 
@@ -70,6 +72,7 @@ def run_virtual(
         notice: virtual seconds after which a peer that died is lost.
         trace: whether the result tells what each rank did when.
         device: the one that all ranks compute on.
+        state: what every rank has of the process for itself; by default the random state of torch.
 
     >>> import torch
     >>> from weft.planning.cluster import Link
@@ -83,7 +86,7 @@ def run_virtual(
     ((6.0, 6.0, 6.0, 6.0), (1.5, 1.5, 1.5, 1.5))
     """
     chosen = choice or AlgorithmChoice(network=network)
-    cluster = _Cluster(size, network, chosen, timeout, notice, trace=trace, device=device)
+    cluster = _Cluster(size, network, chosen, timeout, notice, trace=trace, state=state or RandomState(device))
     return cluster.run(program, faults, generation)
 
 
@@ -100,13 +103,13 @@ class _Cluster:
         notice: float,
         *,
         trace: bool,
-        device: torch.device,
+        state: AbstractProcessState,
     ) -> None:
         self._size = size
         self._choice = choice
         self._timeout = timeout
         self._notice = notice
-        self._scheduler = Scheduler(size, timeout, self._on_timeout, device)
+        self._scheduler = Scheduler(size, timeout, self._on_timeout, state)
         links = LinkSchedule(network, size)
         self._network = VirtualNetwork(self._scheduler, links, size, gamma=network.gamma, trace=trace)
         self._lost: set[int] = set()

@@ -16,13 +16,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import final
+from typing import Any, final
 
-import torch
-
-from weft.graph.executors.random_state import get_random_state, set_random_state
+from weft.distributed.virtual.process_state import AbstractProcessState
 from weft.script_lines import find_script_frame, line_of_frame
-from weft.specs import CPU
 
 __all__ = ["Action", "Scheduler", "StoppedError"]
 
@@ -37,11 +34,11 @@ class StoppedError(BaseException):
 
 @final
 class _Rank:
-    __slots__ = ("is_over", "parked", "random_state", "thread", "turn")
+    __slots__ = ("is_over", "parked", "state", "thread", "turn")
 
-    def __init__(self, thread: threading.Thread, random_state: torch.Tensor) -> None:
+    def __init__(self, thread: threading.Thread, state: Any) -> None:
         self.thread = thread
-        self.random_state = random_state
+        self.state = state
         self.turn = threading.Lock()
         self.turn.acquire()
         self.is_over = False
@@ -51,11 +48,10 @@ class _Rank:
 @final
 class Scheduler:
     """Runs `body(rank)` for each rank. `on_timeout(rank)` is called for a rank that was parked for `timeout`
-    virtual seconds, or that nothing can wake any more. Every rank draws from generators of its own, on the CPU and on
-    `device`."""
+    virtual seconds, or that nothing can wake any more. Every rank has a `state` of the process for itself."""
 
     def __init__(
-        self, size: int, timeout: float, on_timeout: Callable[[int], None], device: torch.device = CPU
+        self, size: int, timeout: float, on_timeout: Callable[[int], None], state: AbstractProcessState
     ) -> None:
         self.now = 0.0
         self.num_events = 0
@@ -64,7 +60,7 @@ class Scheduler:
         self._size = size
         self._timeout = timeout
         self._on_timeout = on_timeout
-        self._device = device
+        self._state = state
         self._is_stopping = False
         self._events: list[tuple[float, int, int, Action | None]] = []
         self._sequence = 0
@@ -142,13 +138,13 @@ class Scheduler:
 
     def run(self, body: Callable[[int], None]) -> None:
         """Run all ranks to their end, or to the first failure. No thread is left when it returns."""
-        random_state = get_random_state(self._device)
+        state = self._state.take()
         self._all_over.acquire()
         for rank in range(self._size):
             thread = threading.Thread(
                 target=self._run_rank, args=(rank, body), name=f"virtual rank {rank}", daemon=True
             )
-            self._ranks.append(_Rank(thread, random_state))
+            self._ranks.append(_Rank(thread, state))
             self.at(0.0, rank, None)
         # Between the first thread's start and the wait for the last one, Ctrl-C would leave ranks without a keeper.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
@@ -163,10 +159,10 @@ class Scheduler:
             self.fail(None, error)
             self._all_over.acquire()
         finally:
-            for state in self._ranks:
-                if state.thread.ident is not None:
-                    state.thread.join()
-            set_random_state(random_state, self._device)
+            for one in self._ranks:
+                if one.thread.ident is not None:
+                    one.thread.join()
+            self._state.put(state)
 
     def _start_threads(self) -> None:
         try:
@@ -182,7 +178,7 @@ class Scheduler:
         me.turn.acquire()
         try:
             self.check()
-            set_random_state(me.random_state, self._device)
+            self._state.put(me.state)
             body(rank)
         except StoppedError:
             pass
@@ -200,11 +196,11 @@ class Scheduler:
         me = self._ranks[rank]
         if following is not None:
             self.num_switches += 1
-            me.random_state = get_random_state(self._device)
+            me.state = self._state.take()
             self._ranks[following].turn.release()
             me.turn.acquire()
         self.check()
-        set_random_state(me.random_state, self._device)
+        self._state.put(me.state)
 
     def _pass_on(self) -> None:
         """Give the turn to the next rank, when stopping to any that is left, at last back to `run`."""
