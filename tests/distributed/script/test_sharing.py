@@ -48,6 +48,17 @@ def test_rank_0_s_batch_counts_and_others_may_draw_their_own() -> None:
     assert [list(pair) for pair in zip(x0 + x1, y0 + y1, strict=True)] == rows and len(x0) == 3
 
 
+def test_rank_0_may_share_in_a_line_of_its_own() -> None:
+    def script(rank: int) -> list[int]:
+        if weft.is_first:
+            own = weft.share(torch.arange(4))
+        else:
+            own = weft.share()
+        return weft.broadcast(own.tolist()) if rank == 0 else own.tolist() + weft.broadcast(None)
+
+    assert on_worlds(script, 2) == [[0, 1], [2, 3, 0, 1]]
+
+
 def test_nested_batches_are_cut_in_every_part() -> None:
     batch = {
         "ids": torch.arange(12).view(2, 6).t().bool(),

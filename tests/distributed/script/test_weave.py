@@ -1,13 +1,13 @@
 """`weave`: a user's own loop gives on N ranks what it gives in one process."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.distributed.script.virtual_script import run_script
 from tests.distributed.woven import Script, run_in_turn
@@ -369,22 +369,7 @@ def test_running_statistics_are_the_mean_of_all_ranks_after_an_epoch(on_ranks: O
     assert count0 == count1 == 2
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(8))
-
-
 # ---- what is refused
-
-
-@pytest.mark.parametrize(
-    "loader", [DataLoader(Stream(), 2), DataLoader(TensorDataset(torch.zeros(4)), batch_size=None)]
-)
-def test_a_loader_without_batches_of_indices_is_refused(loader: DataLoader[Any], on_ranks: OnRanks) -> None:
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(UsageError, match="map-style"):
-        on_ranks(lambda: weave(model, optimizer, loader), 2)
 
 
 @pytest.mark.parametrize(
@@ -403,21 +388,6 @@ def test_a_wrong_plan_is_refused(plan: str, size: int, text: str, on_ranks: OnRa
     loader = DataLoader(TensorDataset(torch.zeros(4)), 2)
     with pytest.raises(PlanError, match=text):
         on_ranks(lambda: weave(model, optimizer, loader, plan=plan), size)
-
-
-class Endless:
-    """Batches of indices for ever, as samplers of streams have them."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return itertools.repeat([0, 1])
-
-
-def test_batches_without_an_end_are_refused(on_ranks: OnRanks) -> None:
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader: DataLoader[Any] = DataLoader(TensorDataset(torch.zeros(4, 1)), batch_sampler=Endless())
-    with pytest.raises(UsageError, match="no length"):
-        on_ranks(lambda: weave(model, optimizer, loader, plan="data"), 2)
 
 
 def test_a_model_on_several_devices_is_refused(on_ranks: OnRanks) -> None:

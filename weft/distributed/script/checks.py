@@ -74,7 +74,7 @@ def check_words(loss: str, weight: Callable[[Any], float] | None, batch_norm: st
 
 
 def check_new(world: World, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """Whatever is woven is woven once."""
+    """Nothing is woven twice."""
     for weaving in weavings_of(world):
         if any(known is model for known in weaving.models for model in models):
             raise UsageError("model is woven already, and would be exchanged twice; weave each once")

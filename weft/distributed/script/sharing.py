@@ -56,7 +56,7 @@ def share(*batch: Any, dim: int = 0) -> Any:
     world = find_world()
     world.settle()
     given = batch[0] if len(batch) == 1 else batch
-    with world.meeting("weft.share", {"dim": dim}):
+    with world.meeting("weft.share", {"dim": dim}, same_line=False):  # rank 0 may have a line of its own
         if world.group.size == 1:
             own, part = given, (num_samples(given, dim),) * 2
         else:

@@ -17,7 +17,7 @@ grow.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -63,7 +63,6 @@ class Shard:
         alpha: of the elastic force between the centre and a rank.
         num_workers: how many contributions make a whole round.
         codec: through which ranks see the weights.
-        tune: the optimizer, to the settings of a contribution; None where it has none but the learning rate.
     """
 
     def __init__(
@@ -77,9 +76,7 @@ class Shard:
         alpha: float = 0.0,
         clip_norm: float | None = None,
         codec: AbstractCodec | None = None,
-        tune: Callable[[str | None], None] | None = None,
     ) -> None:
-        self._tune = tune
         self._pieces = {str(index): tensor.detach() for index, tensor in enumerate(weights)}
         self._codec = codec or ExactCodec()
         self.buckets = bucket_pieces([Piece(name, 0, p.numel()) for name, p in self._pieces.items()], self._pieces)
@@ -133,8 +130,6 @@ class Shard:
         has_effect = any(tensor is not None for tensor in total)
         # A synchronous step counts for the optimizer also where this shard's tensors had no part in it.
         if has_effect if loss is None else math.isfinite(loss):
-            if self._tune is not None:
-                self._tune(contributions[0].settings)
             self._update(dict(zip(self._pieces, total, strict=True)), factor, contributions[0].lr)
         self.version += 1
         return loss

@@ -128,7 +128,6 @@ class ShardState:
             num_workers=spec.settings.num_workers,
             clip_norm=None if header.positions else header.clip_norm,
             codec=self._codec,
-            tune=spec.tune,
         )
 
     def _make_memory(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -167,6 +166,8 @@ class ShardState:
         is_read = self._in_flight.is_read(weights)
         if is_read or self._spec.settings.form == "weights":
             self.shard.move_to(self._in_flight.take_free() or self._make_memory(weights))
+        if self._spec.tune is not None:
+            self._spec.tune(contributions[0].settings)
         loss = self.shard.commit(contributions, clip_factor)
         self.save(is_due=self._mailbox.clock.now() - self._saved_at >= SNAPSHOT_SECONDS)
         return loss
