@@ -18,7 +18,7 @@ from weft.training.checkpoint import Cut
 from weft.training.optimizers.torch_optimizer import scope_of
 from weft.training.placement import AbstractPlacement
 
-__all__ = ["TorchSteps", "find_steps"]
+__all__ = ["TorchSteps", "check_cuttable", "find_steps"]
 
 _steps: "WeakKeyDictionary[torch.optim.Optimizer, TorchSteps]" = WeakKeyDictionary()
 
@@ -49,12 +49,7 @@ class TorchSteps:
         parameters: Mapping[str, Tensor],
         pieces: Mapping[str, Piece],
     ) -> None:
-        kind = type(optimizer)
-        if scope_of(kind) != "element":
-            raise PlanError(
-                f"optimizer may need whole tensors, and shards hold pieces (optimizer: {kind.__name__}); "
-                "use an element-wise one of torch.optim, or data=N"
-            )
+        check_cuttable(optimizer)
         self._placement = placement
         self._parameters = parameters
         self._pieces = pieces
@@ -121,6 +116,16 @@ class TorchSteps:
         for group, whole in zip(optimizer.param_groups, self._whole, strict=False):
             group["params"] = whole
         self._whole = []
+
+
+def check_cuttable(optimizer: torch.optim.Optimizer) -> None:
+    """Raise PlanError for one that may need whole tensors."""
+    kind = type(optimizer)
+    if scope_of(kind) != "element":
+        raise PlanError(
+            f"optimizer may need whole tensors, and shards hold pieces (optimizer: {kind.__name__}); "
+            "use an element-wise one of torch.optim, or data=N"
+        )
 
 
 def _is_like(value: Any, parameter: Tensor) -> bool:

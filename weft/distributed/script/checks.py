@@ -1,6 +1,7 @@
 """The arguments of `weave`, checked in one process as on many ranks."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, get_args
 
 import torch
@@ -12,6 +13,7 @@ from weft.distributed.script.weaving import weavings_of
 from weft.distributed.script.world import World
 from weft.errors import PlanError, UsageError, nearest
 from weft.specs import CPU, Plan, parse_plan_for
+from weft.specs.axes import DEGREES
 
 __all__ = [
     "as_list",
@@ -24,6 +26,9 @@ __all__ = [
 ]
 
 BATCH_NORMS = ("local", "global")
+
+MOST_TRIED = 17
+"""Ranks for which a plan is tried that says nothing of how many."""
 
 
 def as_list(given: Any) -> list[Any]:
@@ -63,7 +68,7 @@ def check_optimizers(optimizers: Sequence[Any], models: Sequence[nn.Module]) -> 
             raise UsageError("weave was given the same optimizer twice; give each once")
 
 
-def check_words(loss: str, weight: Callable[[Any], float] | None, batch_norm: str) -> None:
+def check_words(loss: str, weight: Callable[[Any], Any] | None, batch_norm: str) -> None:
     for name, word, known in (("loss", loss, get_args(Loss)), ("batch_norm", batch_norm, BATCH_NORMS)):
         if word not in known:
             raise UsageError(f"unknown {name} ({name}: {word!r}); {nearest(str(word), known)}")
@@ -83,10 +88,14 @@ def check_new(world: World, models: Sequence[nn.Module], optimizers: Sequence[to
 
 
 def plan_for(plan: Plan | str, world: World) -> Plan:
-    """The plan that is carried out: that of the command, or else the script's."""
+    """The plan of the command, or else of the script; of one that says "data" without a number, in one process, that
+    for the fewest ranks that it makes sense for."""
     if world.plan is not None:
         return world.plan
-    wanted, num_ranks = parse_plan_for(plan, world.num_ranks), world.num_ranks
+    num_ranks = world.num_ranks
+    if num_ranks == 1 and any(word in DEGREES for word in str(plan).split()):
+        return _plan_for_some(plan)
+    wanted = parse_plan_for(plan, num_ranks)
     if wanted.num_ranks != num_ranks:
         numbers = f"plan: {wanted.num_ranks}, ranks: {num_ranks}"
         raise PlanError(f"plan needs another number of ranks than were started ({numbers}); use plan='data'")
@@ -97,6 +106,13 @@ def plan_for(plan: Plan | str, world: World) -> Plan:
             "give it to the command: weft launch --plan"
         )
     return wanted
+
+
+def _plan_for_some(plan: Plan | str) -> Plan:
+    for num_ranks in range(2, MOST_TRIED):
+        with suppress(PlanError):
+            return parse_plan_for(plan, num_ranks)
+    return parse_plan_for(plan, 2)  # which says why
 
 
 def device_of(models: Sequence[nn.Module]) -> torch.device:

@@ -5,10 +5,10 @@ waiting     in a group or mailbox of a plan: noted and nothing else, for it is i
 """
 
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import PurePath
 from types import TracebackType
 from typing import final
 
@@ -107,7 +107,7 @@ class InStep:
         """Tell all ranks in a few bytes what this one is about to do, and raise on all where one differs."""
         line = self.whereabouts.line()
         rows = [[name, str(value)] for name, value in facts.items()]
-        place = [PurePath(line.file).name, line.line, line.function] if same_line else []
+        place = [line.file.rpartition(os.sep)[2], line.line, line.function] if same_line else []
         digest = zlib.crc32(json.dumps([kind, rows, place]).encode())
         table = torch.empty(group.size, 2, dtype=torch.int64)
         group.all_gather(table, torch.tensor([[self.whereabouts.number, digest]]))

@@ -10,7 +10,7 @@ Where a model has several optimizers, each call is a step of the plan, with grad
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from types import MethodType
@@ -19,6 +19,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from weft.distributed.placement.torch_steps import check_cuttable
 from weft.distributed.script.incoming import IncomingGradients, RoundWeight, StepWeight
 from weft.distributed.script.losses import all_losses
 from weft.distributed.script.torch_updates import OwnUpdates, changes_of, settings_of_groups
@@ -28,23 +29,31 @@ from weft.specs import Plan
 from weft.training.optimizers.torch_optimizer import needs_closure, scope_of
 from weft.training.replicas import AbstractReplicas, Update
 
-__all__ = ["OptimizerSteps", "check_optimizers_fit", "check_parameters", "meets_all"]
-
+__all__ = ["OptimizerSteps", "check_optimizers_fit", "check_parameters", "meets_all", "takes_own_steps"]
 
 SCALER = ("grad_scale", "found_inf")
 """Attributes that a gradient scaler sets on an optimizer while it steps."""
 
 
-def check_optimizers_fit(weaving: Weaving) -> None:
-    """Whether a plan whose steps are taken at `optimizer.step()` can be carried out with these optimizers.
+def takes_own_steps(plan: Plan) -> bool:
+    """Whether its steps are taken at `optimizer.step()`; else gradients are exchanged in backward."""
+    return not plan.is_synchronous or plan.channel != "all_reduce"
+
+
+def check_optimizers_fit(plan: Plan, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Whether a plan can be carried out with these optimizers.
 
     Raises:
         PlanError: it cannot, and why.
     """
-    plan = weaving.plan
-    if not weaving.optimizers:
+    if plan.shard > 1:
+        for optimizer in optimizers:
+            check_cuttable(optimizer)
+    if not takes_own_steps(plan):
+        return
+    if not optimizers:
         raise PlanError(f"plan takes its steps at optimizer.step(), and there is none (plan: {plan}); give weave one")
-    for optimizer in weaving.optimizers:
+    for optimizer in optimizers:
         kind = type(optimizer)
         if needs_closure(optimizer) and plan.period == 1:
             raise PlanError(
@@ -72,7 +81,7 @@ def meets_all(plan: Plan, step: int) -> bool:
 
 @final
 class _Abandoned:
-    """What is closed to end a wait in a step: everything that was opened for the weaving, as after an error."""
+    """Closes all that was opened for a weaving, as after an error, to end a wait in a step."""
 
     def __init__(self, weaving: Weaving) -> None:
         self._weaving = weaving

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from weft.distributed.codecs import Piece
 from weft.distributed.consistency.server.tuning import AbstractTunedOptimizer
+from weft.errors import PlanError
 from weft.training.optimizers import AbstractOptimizer, OptimizerState, Scope, Shared
-from weft.training.optimizers.torch_optimizer import as_slots, clone_over, scope_of
+from weft.training.optimizers.torch_optimizer import as_slots, clone_over, needs_closure, scope_of
 
 __all__ = ["OwnUpdates", "ShardUpdates", "changes_of", "settings_of_groups", "write_slots"]
 
@@ -120,7 +121,15 @@ class OwnUpdates(AbstractOptimizer):
         return self._state
 
     def adopt(self, state: OptimizerState) -> None:
-        """Take up a state that others had a part in."""
+        """Take up a state that others had a part in.
+
+        Raises:
+            PlanError: an optimizer has more than slots, which nobody can take a mean of.
+        """
+        for optimizer in self._optimizers:
+            if needs_closure(optimizer):
+                about = type(optimizer).__name__
+                raise PlanError(f"state of the optimizer has no mean over ranks (optimizer: {about}); use state=keep")
         self._state = state
         for optimizer, own in zip(self._optimizers, self._names, strict=True):
             for name, parameter in own.items():
@@ -129,7 +138,7 @@ class OwnUpdates(AbstractOptimizer):
     def _remember(self, step: Tensor) -> OptimizerState:
         shared = Shared(lr=torch.ones((), dtype=torch.float64), step=step)
         slots = {
-            name: as_slots(optimizer.state.get(parameter, {}))
+            name: as_slots({key: v for key, v in optimizer.state.get(parameter, {}).items() if not isinstance(v, list)})
             for optimizer, own in zip(self._optimizers, self._names, strict=True)
             for name, parameter in own.items()
         }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import partial, wraps
 from types import MethodType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ from weft.distributed.script.observing import observe
 from weft.distributed.script.saving_guard import guard_torch_save
 from weft.distributed.script.seeding import reseed
 from weft.distributed.script.shares import make_share
-from weft.distributed.script.steps import OptimizerSteps, check_optimizers_fit, check_parameters
+from weft.distributed.script.steps import OptimizerSteps, check_optimizers_fit, check_parameters, takes_own_steps
 from weft.distributed.script.torch_updates import OwnUpdates, ShardUpdates
 from weft.distributed.script.weaving import Weaving, weavings_of
 from weft.distributed.script.world import World, find_world
@@ -58,10 +58,11 @@ from weft.training.process import keep_freed_memory
 
 __all__ = ["weave"]
 
-ModelT = TypeVar("ModelT", bound=nn.Module | Sequence[nn.Module])
-OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None)
+ModelT = TypeVar("ModelT", bound=nn.Module)
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer | None)
 
 
+@overload
 def weave(
     model: ModelT,
     optimizer: OptimizerT,
@@ -69,9 +70,34 @@ def weave(
     plan: Plan | str = "data",
     *,
     loss: Loss = "mean",
-    weight: Callable[[Any], float] | None = None,
+    weight: Callable[[Any], Any] | None = None,
     batch_norm: Literal["local", "global"] = "local",
-) -> tuple[ModelT, OptimizerT, Any]:
+) -> tuple[ModelT, OptimizerT, Any]: ...
+
+
+@overload
+def weave(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+    loader: DataLoader[Any] | None = None,
+    plan: Plan | str = "data",
+    *,
+    loss: Loss = "mean",
+    weight: Callable[[Any], Any] | None = None,
+    batch_norm: Literal["local", "global"] = "local",
+) -> tuple[Any, Any, Any]: ...
+
+
+def weave(
+    model: Any,
+    optimizer: Any,
+    loader: DataLoader[Any] | None = None,
+    plan: Plan | str = "data",
+    *,
+    loss: Loss = "mean",
+    weight: Callable[[Any], Any] | None = None,
+    batch_norm: Literal["local", "global"] = "local",
+) -> tuple[Any, Any, Any]:
     """Train the same script on every rank that was started, with the result that one process would give.
 
     The batch size of the loader is global: ranks share each batch. Clipping, accumulation, schedulers, gradient scalers
@@ -115,14 +141,15 @@ def weave(
     check_new(world, models, optimizers)
     if loader is not None:
         check_loader(loader)
-    weaving = Weaving(world, plan_for(plan, world), models, optimizers, make_share(world, weight), loss)
-    if not weaving.plan.is_synchronous and batch_norm == "global" and find_batch_norms(models):
-        raise PlanError(f"global batch norm needs ranks that meet in every step (plan: {weaving.plan}); use local")
+    wanted = plan_for(plan, world)
+    check_optimizers_fit(wanted, optimizers)
+    if not wanted.is_synchronous and batch_norm == "global" and find_batch_norms(models):
+        raise PlanError(f"global batch norm needs ranks that meet in every step (plan: {wanted}); use local")
+    carried_out = wanted if world.num_ranks > 1 else Plan()
+    weaving = Weaving(world, carried_out, models, optimizers, make_share(world, weight), loss)
     world.supervision.tell(PlanChosen(str(weaving.plan)))
     if world.num_ranks > 1:
         _join(weaving, batch_norm)
-    else:
-        _check_alone(weaving)
     if loader is not None:
         weaving.loader = TrainingLoader(loader, world, weaving)
     _register(weaving)
@@ -147,26 +174,17 @@ def _without(world: World, gone: object) -> list[Any]:
     return [weaving for weaving in world.weavings if weaving is not gone]
 
 
-def _check_alone(weaving: Weaving) -> None:
-    """What many ranks would refuse."""
-    if not weaving.plan.is_synchronous or weaving.plan.num_shards:
-        check_optimizers_fit(weaving)
-
-
 def _join(weaving: Weaving, batch_norm: str) -> None:
     """Become one of the ranks; a process that is a server and nothing else serves, and leaves the script."""
     world, plan = weaving.world, weaving.plan
-    is_in_group = plan.is_synchronous and plan.channel == "all_reduce"
-    if not is_in_group:
-        check_optimizers_fit(weaving)
-        _check_first_at_servers(weaving)
+    _check_first_at_servers(weaving)
     settings = {"plan": plan, "loss": weaving.loss, "batch_norm": batch_norm}
     with world.meeting("weft.weave", describe_woven(weaving.models, weaving.optimizers, **settings), same_line=False):
-        _join_others(weaving, batch_norm, is_in_group=is_in_group)
+        _join_others(weaving, batch_norm)
     _note_loading(weaving)
 
 
-def _join_others(weaving: Weaving, batch_norm: str, *, is_in_group: bool) -> None:
+def _join_others(weaving: Weaving, batch_norm: str) -> None:
     world, plan = weaving.world, weaving.plan
     place = _place_on(world.place, device_of(weaving.models))
     guard_torch_save(world)
@@ -190,7 +208,7 @@ def _join_others(weaving: Weaving, batch_norm: str, *, is_in_group: bool) -> Non
     else:
         tell_of_batch_norm(weaving)
     weaving.replicas = replicas
-    if is_in_group:
+    if not takes_own_steps(plan):
         assert isinstance(replicas, DataParallel), "synchronous ranks of a group"
         _exchange_in_backward(weaving, replicas)
     else:

@@ -67,7 +67,8 @@ class Weaving(AbstractEpochs):
         self.num_steps = 0  # calls of optimizer.step() that were taken part in
         self._share = share
         self._opened = ExitStack()
-        self._home: dict[str, Tensor] | None = None  # this rank's own weights, while the models hold the consensus
+        self._is_held = False  # the consensus, by the models
+        self._home: dict[str, Tensor] | None = None  # this rank's own weights meanwhile, where they differ from it
         self._loaded: set[str] = set()  # models or optimizers got a state_dict of which the ranks have not agreed
         self._rounds_missed = self._batches_since = 0
         self._batches_per_step = 1
@@ -97,7 +98,8 @@ class Weaving(AbstractEpochs):
         if self.replicas is None:
             return
         marks = torch.tensor([float(bool(self._loaded)), float("optimizer" in self._loaded)])
-        self.world.group.all_reduce(marks)
+        with self.world.waiting("states that were loaded", self.world.group):
+            self.world.group.all_reduce(marks)
         if marks[0]:
             self.begin_again(keeps_state=not marks[1])
 
@@ -110,7 +112,7 @@ class Weaving(AbstractEpochs):
 
     @contextmanager
     def use_consensus(self) -> Iterator[None]:
-        if self._home is not None or self.replicas is None:
+        if self._is_held or self.replicas is None:
             yield
             return
         self.enter_consensus()
@@ -121,17 +123,18 @@ class Weaving(AbstractEpochs):
 
     def enter_consensus(self) -> None:
         """A collective call; nothing to do where it is held already."""
-        agreed = None if self._home is not None else agreed_weights(self.replicas, self.world.group)
+        agreed = None if self._is_held else agreed_weights(self.replicas, self.world.group)
+        self._is_held = True
         if agreed is not None:
             self._home = {name: self.parameters[name].detach().clone() for name in agreed}
             write({name: self.parameters[name] for name in agreed}, agreed)
 
     def leave_consensus(self) -> bool:
         """Put this rank's own weights back; whether the consensus was held."""
-        home, self._home = self._home, None
+        was_held, home, self._is_held, self._home = self._is_held, self._home, False, None
         if home is not None:
             write({name: self.parameters[name] for name in home}, home)
-        return home is not None
+        return was_held
 
     def own_weights(self) -> Mapping[str, Tensor]:
         """This rank's, also while the models hold the consensus."""
