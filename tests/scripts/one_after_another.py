@@ -1,4 +1,4 @@
-"""Scripts in one process, each as `python NAME.py OUT/NAME.pt`: python tests/scripts/one_after_another.py OUT NAME..."""
+"""Scripts in one process, each as `python NAME.py OUT/NAME.pt`: python one_after_another.py OUT NAME..."""
 
 import runpy
 import sys

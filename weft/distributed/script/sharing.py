@@ -99,7 +99,11 @@ def _cut_and_send(group: AbstractGroup, batch: Any, dim: int) -> tuple[Any, tupl
     for work in works:
         work.wait()
     own, count = part_of(whole, 0, group.size)
-    return cut(batch, own, dim), (count, whole)
+    outline, tensors = outline_of(cut(batch, own, dim))
+    return value_of(outline, [tensor.contiguous() for tensor in tensors]), (
+        count,
+        whole,
+    )  # as those who receive have it
 
 
 def _receive(group: AbstractGroup, outline: Outline, home: torch.device) -> Any:
