@@ -34,7 +34,7 @@ __all__ = ["do_together", "find_weavings", "take_parts"]
 
 
 def do_together(ranks: Ranks, do: Callable[[], Any]) -> list[Any]:
-    """What every rank got, as JSON; if one failed, all raise its error. Nobody leaves before all are done."""
+    """The results of every rank, as JSON; if one failed, all raise its error. Nobody leaves before all are done."""
     result, failure = None, None
     try:
         result = do()
