@@ -50,7 +50,7 @@ def test_rank_0_s_batch_counts_and_others_may_draw_their_own() -> None:
 
 def test_rank_0_may_share_in_a_line_of_its_own() -> None:
     def script(rank: int) -> list[int]:
-        if weft.is_first:
+        if weft.is_first:  # noqa: SIM108
             own = weft.share(torch.arange(4))
         else:
             own = weft.share()

@@ -69,6 +69,10 @@ class InStep:
         self.open()
         return _Waiting(self, kind, closes, together=together)
 
+    def waiting_unless_noted(self, kind: str, closes: Closable) -> AbstractContextManager[None]:
+        """As `waiting`; nothing where what this rank waits in has been noted already."""
+        return nullcontext() if self.whereabouts.waits_in is not None else self.waiting(kind, closes)
+
     def open(self) -> None:
         """Watch from now on, where time is real. The first call of all processes is a collective one."""
         if self._is_open:
