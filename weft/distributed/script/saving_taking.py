@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 from torch import nn
 
@@ -84,6 +84,7 @@ def take_parts(
     return entries, progress
 
 
+@final
 @dataclass
 class _Taking:
     """Parts on their way: what is known of them before anything is brought."""
