@@ -65,9 +65,10 @@ def test_rank_0_may_share_in_a_line_of_its_own() -> None:
             own = weft.share(torch.arange(4))
         else:
             own = weft.share()
-        return weft.broadcast(own.tolist()) if rank == 0 else own.tolist() + weft.broadcast(None)
+        first: list[int] = weft.broadcast(own.tolist())
+        return [*first, *own.tolist()]
 
-    assert on_worlds(script, 2) == [[0, 1], [2, 3, 0, 1]]
+    assert on_worlds(script, 2) == [[0, 1, 0, 1], [0, 1, 2, 3]]
 
 
 def test_nested_batches_are_cut_in_every_part() -> None:
