@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from tests.small_script import SCRIPT, write_script
+from weft.runs.script import Script
+from weft.runs.script_run import create_script_run
 
 pytestmark = pytest.mark.slow
 
@@ -37,9 +39,7 @@ def test_a_plan_with_parameters_of_their_own_is_refused(weft: Any, script: Path)
     assert outcome.code == 2 and "parameters of their own" in outcome.err
 
 
-def test_virtual_ranks_end_with_the_parameters_of_real_ones_which_can_be_replayed(
-    weft: Any, script: Path, tmp_path: Path
-) -> None:
+def test_virtual_ranks_end_with_the_parameters_of_real_ones(weft: Any, script: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert weft("launch", "--workers", "2", "--out", run, script).code == 0
     real = [json.loads((run / f"rank-{rank}.json").read_text()) for rank in range(2)]
@@ -48,22 +48,32 @@ def test_virtual_ranks_end_with_the_parameters_of_real_ones_which_can_be_replaye
     document = json.loads(outcomes[0].out.partition("\n")[2])  # behind what the script printed
     assert document["simulation"]["digests"] == [end["parameters"] for end in real]
     assert [end["updates"] for end in real] == [6, 6] == [document["simulation"]["steps"]] * 2
+
+
+def test_an_asynchronous_script_is_repeated_to_the_last_bit(weft: Any, script: Path, tmp_path: Path) -> None:
+    run, plan = tmp_path / "run", "data=2 consistency=async topology=server"
+    script.write_text(SCRIPT + "import os\nif os.path.exists('other'): model[0].bias.data += 1\n")
+    assert weft("launch", "--plan", plan, "--out", run, script).code == 0
+    assert (run / "decisions/seed-0/shard-0.jsonl").is_file()
     again = weft("run", "--replay", run)
     assert again.code == 0 and "on every rank, to the last bit" in again.err
     virtual = weft("simulate", "--replay", run, "--compute-seconds", "0.01")
     assert virtual.code == 0 and "on every rank, to the last bit" in virtual.err
-
-
-def test_a_replay_that_ends_otherwise_is_1(weft: Any, script: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    script.write_text(SCRIPT + "import os\nif os.path.exists('other'): model[0].bias.data += 1\n")
-    assert weft("launch", "--workers", "2", "--out", run, script).code == 0
     (tmp_path / "other").touch()
-    outcome = weft("run", "--replay", run, "--out", tmp_path / "again")
-    assert outcome.code == 1 and "replay differs" in outcome.err and "ranks: 0, 1" in outcome.err
-    script.write_text(SCRIPT)
+    differs = weft("simulate", "--replay", run, "--compute-seconds", "0.01")
+    assert differs.code == 1 and "replay differs" in differs.err and "ranks: 0, 1" in differs.err
+
+
+def test_what_cannot_be_replayed_is_refused(weft: Any, script: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    create_script_run(run, Script(str(script)), 2, None)
+    assert "did not come to its end" in weft("run", "--replay", run).err
+    script.write_text("")
     assert "script has changed since it was recorded" in weft("run", "--replay", run).err
     assert "a replayed run keeps its settings (--plan)" in weft("run", "--replay", run, "--plan", "data=2").err
+    (run / "script.json").write_text("{}")
+    assert "run of a script cannot be read" in weft("run", "--replay", run).err
+    assert f"folder is not empty ({run})" in weft("launch", "--out", run, script).err
 
 
 def test_where_the_time_of_a_script_goes(weft: Any, script: Path) -> None:

@@ -59,5 +59,6 @@ def _fault_of_weft(words: list[str], command: Any) -> str:
         with_value = [spelling for parameter in command.params for spelling in parameter.opts]
         words, _ = split_launch(words, with_value)
     known = {option for parameter in command.params for option in parameter.opts} | {"--help", "--debug"}
-    unknown = [word for word in words if word.startswith("-") and word not in known]
+    own = words[: words.index("--")] if "--" in words else words  # behind it are a script's
+    unknown = [word for word in own if word.startswith("-") and word not in known]
     return f"no such option: {unknown[0]}" if unknown else ""

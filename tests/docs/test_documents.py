@@ -96,6 +96,7 @@ def test_lines_for_mpirun_work_for_root_too(document: Path) -> None:
         ("weft --version", ""),
         ("weft fly", "no such sub-command: fly"),
         ("weft run digits_mlp --wrkers 2", "no such option: --wrkers"),
+        ("weft simulate train.py --ranks 8 -- --epochs 1", ""),
         ("weft launch --workers 2 train.py --lr 0.1  # the script's", ""),
         ("weft launch --wrkers 2 train.py", "no such option: --wrkers"),
         ("torchrun --nproc-per-node 2 -m weft run digits_mlp", ""),

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ PEERS = {"train_ddp.py": "torch", "train_accelerate.py": "accelerate", "train_fa
 PAGE = ROOT / "docs" / "scripts_by_others.md"
 TINY = ("--limit", "601", "--epochs", "2")  # 10 steps an epoch, the last one with 25 pictures
 HALFWAY = ("--stop-after", "13")  # in mid-epoch
-ROUNDING = 1e-5  # AdamW divides by small numbers
+ROUNDING = 1e-6
 PLANS = (
     "data=2 topology=ring",
     "data=2 compress=bf16",
@@ -86,12 +87,11 @@ def check_is_plain(plain: Path, folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PEERS)
 def test_peers_do_the_same_job(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Under `weft launch`, which sets what torchrun sets; stopped in mid-epoch and resumed by one rank."""
-    pytest.importorskip(PEERS[name], reason="a peer of benchmarks/requirements.txt, not of the tests")
-    for num_ranks, arguments in ((2, HALFWAY), (1, ("--resume",))):
-        command = ["launch", "--workers", str(num_ranks), EXAMPLES / name, *TINY, "--out", tmp_path, *arguments]
-        outcome = run_weft(capfd, *command)
-        assert outcome.code == 0, outcome.err
+    """Under `weft launch`, which sets what torchrun sets."""
+    if find_spec(PEERS[name]) is None:
+        pytest.skip("a peer of benchmarks/requirements.txt, not of the tests")
+    outcome = run_weft(capfd, "launch", "--workers", "2", EXAMPLES / name, *TINY, "--out", tmp_path)
+    assert outcome.code == 0, outcome.err
     rows = [line.split(",") for line in (tmp_path / "log.csv").read_text().splitlines()]
     assert [row[0] for row in rows] == ["1", "2"] and float(rows[1][1]) < float(rows[0][1])
 

@@ -20,7 +20,6 @@ arguments = TrainingArguments(
     learning_rate=0.1,
     optim="sgd",
     use_cpu=True,
-    ddp_backend=sys.argv[2] if NUM_RANKS > 1 else None,
     report_to=[],
     save_strategy="no",
     logging_steps=3,
@@ -38,6 +37,8 @@ class SameOrder(Trainer):
 trainer = SameOrder(model=model, args=arguments, train_dataset=texts)
 trainer.train()
 assert trainer.accelerator.num_processes == NUM_RANKS
+backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else "nothing"
+print(f"{NUM_RANKS} ranks by {backend}", flush=True)
 
 if trainer.is_world_process_zero():
     torch.save(model.state_dict(), sys.argv[1])

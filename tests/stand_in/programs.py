@@ -18,6 +18,8 @@ from tests.stand_in.small import folder_for, small_recipe
 from weft.distributed.group.staged import StagedGroup
 from weft.distributed.place import LaunchedPlace, find_launch, open_group
 from weft.distributed.realise import RunSpec, realise
+from weft.distributed.script.saving import load, save, state_dict
+from weft.distributed.script.weave import weave
 from weft.distributed.virtual import run_virtual
 from weft.records.record import Repetition
 from weft.records.run_folder import RunFolder, create_run_folder
@@ -36,7 +38,7 @@ from weft.training.run import resume_run, run_recipe
 from weft.training.snapshot import restore, take_snapshot
 from weft.training.surroundings import Surroundings
 
-__all__ = ["be_alone", "keep_contract", "save_and_resume", "train_plans", "weave_scripts"]
+__all__ = ["be_alone", "keep_contract", "save_and_resume", "save_scripts", "train_plans", "weave_scripts"]
 
 
 def _meet(name: str) -> LaunchedPlace:
@@ -138,6 +140,32 @@ def weave_scripts(plans: list[str]) -> list[Any]:
             os.environ["WEFT_MEETING"] = str(meeting)
             found.append(Script(plan=plan, device=device).run())
     return found
+
+
+def save_scripts(plans: list[str], folder: str) -> list[Any]:
+    """A user's checkpoints, of models on the stand-in: under each plan the weights two steps after one was saved, and
+    again two steps after it was loaded."""
+    accelerator.register()
+    return [_save_and_go_back(plan, Path(folder) / str(number)) for number, plan in enumerate(plans)]
+
+
+def _save_and_go_back(plan: str, path: Path) -> list[Any]:
+    device = accelerator.NAME
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 70), torch.nn.Dropout(0.5), torch.nn.Linear(70, 1)).to(device)
+    model, optimizer, _ = weave(model, torch.optim.AdamW(model.parameters()), None, plan)
+    ends: list[Any] = []
+    for step in (0, 1, 2, 1, 2):
+        if step == 1 and not ends:
+            save(path, model=model, optimizer=optimizer)
+        elif step == 1:
+            load(path, model=model, optimizer=optimizer)
+        optimizer.zero_grad()
+        model(torch.full((4, 6), step + 1.0).to(device)).square().mean().backward()
+        optimizer.step()
+        if step == 2:
+            ends.append([tensor.flatten().tolist() for tensor in state_dict(model).values()])
+    return ends
 
 
 def keep_contract() -> list[contract.Report]:

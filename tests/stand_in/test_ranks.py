@@ -59,6 +59,15 @@ def test_a_woven_model_trains_on_the_device_that_it_is_on() -> None:
 
 
 @pytest.mark.slow
+def test_a_script_saves_and_goes_on_on_the_device_that_it_is_on(tmp_path: Path) -> None:
+    plans = ["data", "shard", "data consistency=local(3)", "data consistency=elastic(2)"]
+    results = run_processes("tests.stand_in.programs:save_scripts", 2, plans=plans, folder=str(tmp_path))
+    assert results[0] == results[1]  # what all stand for
+    for after_saving, after_loading in results[0]:
+        assert after_saving == after_loading
+
+
+@pytest.mark.slow
 def test_a_group_that_stages_keeps_the_contract() -> None:
     reports = run_processes("tests.stand_in.programs:keep_contract", 2)
     for number in range(4):  # over shared memory, and three virtual ranks

@@ -77,4 +77,5 @@ def main(way: str) -> None:
     weft.barrier()
 
 
-main(sys.argv[1])
+if __name__ == "__main__":
+    main(sys.argv[1])

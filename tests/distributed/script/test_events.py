@@ -62,6 +62,19 @@ def test_gradients_come_before_they_are_added() -> None:
     assert [event.gradient.item() for event in events if isinstance(event, GradientReady)] == [1.0, 1.0]
 
 
+def test_an_update_by_hand_ends_with_the_next_forward() -> None:
+    events: list[ScriptEvent] = []
+    model = nn.Linear(1, 1, bias=False)
+    observe(events.append, weaving_of([model], []))
+    for _ in range(2):
+        model(torch.ones(1, 1)).sum().backward()
+    with torch.no_grad():
+        model(torch.ones(1, 1))
+    names = [type(event).__name__ for event in events if "Forward" in type(event).__name__ or "Up" in str(event)]
+    forward = ["ForwardBegan", "ForwardEnded"]
+    assert names == [*forward, "UpdateBegan", "UpdateEnded", *forward, "UpdateBegan", *forward]
+
+
 def _woven(events: list[ScriptEvent]) -> Woven:
     assert isinstance(events[0], Woven)
     return events[0]

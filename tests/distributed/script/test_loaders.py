@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -21,6 +21,8 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+import weft
+from tests.distributed.script.virtual_script import run_script
 from tests.distributed.script.worlds import Noted, on_worlds
 from weft.distributed.script.cutting import part_of
 from weft.distributed.script.loaders import TrainingLoader, check_loader
@@ -190,6 +192,26 @@ def test_data_of_different_lengths_is_told() -> None:
 
     with pytest.raises(OutOfStepError, match=r"samples.*10.*11"):
         on_worlds(script, 2)
+
+
+@pytest.mark.parametrize("name", ["stream", "no length", "items", "batch sampler"])
+def test_a_model_trains_on_any_loader_as_in_one_process(name: str) -> None:
+    def script() -> list[float]:
+        torch.manual_seed(5)
+        model = nn.Linear(1, 1).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+        model, optimizer, loader = weft.weave(model, optimizer, LOADERS[name]())
+        for _ in range(2):
+            for batch in itertools.islice(loader, 5):
+                x = torch.as_tensor(flat(batch)).double().unsqueeze(1)
+                optimizer.zero_grad()
+                (model(x) - x).square().mean().backward()
+                optimizer.step()
+        return nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+    alone = run_script(script, 1)[0]
+    for found in run_script(script, 3):
+        assert found == pytest.approx(alone, rel=1e-12)
 
 
 # ---- epochs

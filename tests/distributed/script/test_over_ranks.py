@@ -1,5 +1,6 @@
 """Means, sums and values of all ranks."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import weft
 from tests.distributed.script.worlds import Noted, on_worlds
@@ -212,11 +214,35 @@ def ask_everything() -> list[Any]:
         weft.broadcast("x" * 2000 if weft.rank == 1 else None, root=1)[:3],
         x.tolist(),
         y.tolist(),
+        *_train_on_a_stream(),
     ]
+
+
+class Stream(IterableDataset[Tensor]):
+    """Shuffles in its worker, where all ranks draw the same."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.randperm(13).double().unsqueeze(1))
+
+
+def _train_on_a_stream() -> tuple[list[float], list[float]]:
+    """The weights in the end, and the data as an evaluation saw it."""
+    torch.manual_seed(3)
+    model = nn.Linear(1, 1).double()
+    loader: Any = DataLoader(Stream(), 4, num_workers=1, multiprocessing_context="fork")
+    model, optimizer, loader = weft.weave(model, torch.optim.SGD(model.parameters(), lr=0.001), loader)
+    for x in loader:
+        optimizer.zero_grad()
+        (model(x) - x).square().mean().backward()
+        optimizer.step()
+    seen = [x for (x,) in weft.evaluation(DataLoader(TensorDataset(torch.arange(13)), 4))]
+    return nn.utils.parameters_to_vector(model.parameters()).tolist(), weft.gather(torch.cat(seen)).tolist()
 
 
 @pytest.mark.slow
 def test_two_processes_ask_each_other() -> None:
     first, second = run_processes("tests.distributed.script.test_over_ranks:ask_everything", 2)
     assert first[:3] == second[:3] == [[0.75], [0.0, 0.0, 1.0], "xxx"]
+    weights, seen = _train_on_a_stream()
+    assert first[5] == second[5] == pytest.approx(weights, rel=1e-12) and first[6] == second[6] == seen
     assert (first[3], second[3]) == ([0, 1, 2], [3, 4]) and second[4] == [[6, 7], [8, 9]]

@@ -48,6 +48,29 @@ def test_rank_0_s_batch_counts_and_others_may_draw_their_own() -> None:
     assert [list(pair) for pair in zip(x0 + x1, y0 + y1, strict=True)] == rows and len(x0) == 3
 
 
+def test_shares_are_contiguous_on_every_rank() -> None:
+    """A script that flattened columns by `view` failed on rank 0 alone, whose share was a view of the whole."""
+
+    def script(rank: int) -> list[int]:
+        whole = torch.arange(12).view(4, 3)
+        own: list[int] = weft.share(whole, dim=1).view(-1).tolist()
+        return own
+
+    assert on_worlds(script, 2) == [[0, 1, 3, 4, 6, 7, 9, 10], [2, 5, 8, 11]]
+
+
+def test_rank_0_may_share_in_a_line_of_its_own() -> None:
+    def script(rank: int) -> list[int]:
+        if weft.is_first:  # noqa: SIM108
+            own = weft.share(torch.arange(4))
+        else:
+            own = weft.share()
+        first: list[int] = weft.broadcast(own.tolist())
+        return [*first, *own.tolist()]
+
+    assert on_worlds(script, 2) == [[0, 1, 0, 1], [0, 1, 2, 3]]
+
+
 def test_nested_batches_are_cut_in_every_part() -> None:
     batch = {
         "ids": torch.arange(12).view(2, 6).t().bool(),

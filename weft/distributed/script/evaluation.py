@@ -23,7 +23,7 @@ __all__ = ["EvaluationLoader", "block_of", "evaluation"]
 Sample = TypeVar("Sample")
 
 
-def evaluation(loader: DataLoader[Any] | TrainingLoader) -> "EvaluationLoader":
+def evaluation(loader: DataLoader[Any] | TrainingLoader) -> Any:
     """A loader for evaluation: the shares of all ranks are the data of `loader`, each sample once.
 
     Ranks may get unequal numbers of batches, or none: add up in the loop, and call `weft.sum`, `weft.mean(...,
@@ -33,6 +33,9 @@ def evaluation(loader: DataLoader[Any] | TrainingLoader) -> "EvaluationLoader":
     Args:
         loader: of any kind; a block of its order is a rank's. A batch sampler's batches stay whole.
             Of iterable data each rank takes its share of every batch.
+
+    Returns:
+        An iterable with a length, and with the attributes of `loader`.
 
     Example:
 

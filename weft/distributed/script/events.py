@@ -102,12 +102,12 @@ class ExchangeEnded:
 
 @dataclass(frozen=True)
 class UpdateBegan:
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | None  # none of a script that updates by hand
 
 
 @dataclass(frozen=True)
 class UpdateEnded:
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | None
 
 
 @dataclass(frozen=True)

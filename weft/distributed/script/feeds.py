@@ -46,7 +46,7 @@ class AbstractFeed(ABC):
 
     @abstractmethod
     def rest(self, num_done: int) -> dict[str, Any]:
-        """What `resume` needs after so many batches of the epoch that was begun last."""
+        """The state that `resume` needs after so many batches of the epoch that was begun last."""
 
 
 def make_feed(loader: DataLoader[Any], world: World) -> AbstractFeed:

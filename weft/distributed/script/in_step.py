@@ -5,10 +5,10 @@ waiting     in a group or mailbox of a plan: noted and nothing else, for it is i
 """
 
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import PurePath
 from types import TracebackType
 from typing import final
 
@@ -69,6 +69,10 @@ class InStep:
         self.open()
         return _Waiting(self, kind, closes, together=together)
 
+    def waiting_unless_noted(self, kind: str, closes: Closable) -> AbstractContextManager[None]:
+        """As `waiting`; nothing where what this rank waits in has been noted already."""
+        return nullcontext() if self.whereabouts.waits_in is not None else self.waiting(kind, closes)
+
     def open(self) -> None:
         """Watch from now on, where time is real. The first call of all processes is a collective one."""
         if self._is_open:
@@ -103,7 +107,7 @@ class InStep:
         """Tell all ranks in a few bytes what this one is about to do, and raise on all where one differs."""
         line = self.whereabouts.line()
         rows = [[name, str(value)] for name, value in facts.items()]
-        place = [PurePath(line.file).name, line.line, line.function] if same_line else []
+        place = [line.file.rpartition(os.sep)[2], line.line, line.function] if same_line else []
         digest = zlib.crc32(json.dumps([kind, rows, place]).encode())
         table = torch.empty(group.size, 2, dtype=torch.int64)
         group.all_gather(table, torch.tensor([[self.whereabouts.number, digest]]))

@@ -18,6 +18,7 @@ from weft.distributed.script.events import (
     ForwardEnded,
     GradientReady,
     Observer,
+    ScriptEvent,
     UpdateBegan,
     UpdateEnded,
     Woven,
@@ -44,6 +45,7 @@ class Observed(Protocol):
 def observe(tell: Observer, weaving: Observed) -> None:
     """Tell of all that these models and optimizers do from now on; `weave` calls it last."""
     share, replicas = weaving.share, weaving.replicas
+    tell = tell if weaving.optimizers else _UpdatesByHand(tell)
     tell(
         Woven(
             weaving.models,
@@ -67,6 +69,23 @@ def observe(tell: Observer, weaving: Observed) -> None:
             hooks.move_to_end(hook.id, last=False)
     for optimizer in weaving.optimizers:
         _observe_updates(tell, optimizer)
+
+
+class _UpdatesByHand:
+    """Of a script without an optimizer: an update is all that lies between a backward and the next forward."""
+
+    def __init__(self, tell: Observer) -> None:
+        self._tell = tell
+        self._is_updating = False
+
+    def __call__(self, event: ScriptEvent) -> None:
+        if isinstance(event, ForwardBegan) and self._is_updating and torch.is_grad_enabled():
+            self._is_updating = False
+            self._tell(UpdateEnded(None))
+        self._tell(event)
+        if isinstance(event, ExchangeEnded):
+            self._is_updating = True
+            self._tell(UpdateBegan(None))
 
 
 class _Backward:

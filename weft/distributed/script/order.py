@@ -66,4 +66,6 @@ def draw_one_by_one(
 
 
 def _indices(batch: Iterable[Any]) -> list[Any]:
+    if isinstance(batch, list) and set(map(type, batch)) <= {int}:  # as nearly all are, and this is each step's
+        return batch
     return [operator.index(index) if hasattr(index, "__index__") else index for index in batch]

@@ -26,7 +26,7 @@ MOST_TOLD = 16
 
 
 def find_out_of_step(reports: Mapping[int, RankReport]) -> str | None:
-    """What is wrong, and where each rank is; None where ranks that wait have reason to."""
+    """The fact, and where each rank is; None where ranks that wait have reason to."""
     waiting = [report for report in reports.values() if report.state == "waits" and report.calls[-1].number]
     for report in waiting:
         number = report.calls[-1].number

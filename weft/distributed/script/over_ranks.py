@@ -71,7 +71,7 @@ def broadcast(value: Any, root: int = 0) -> Any:
     if not 0 <= root < world.num_ranks:
         raise UsageError(f"no such rank (root: {root}, ranks: {world.num_ranks}); ranks count from 0")
     world.settle()
-    with world.meeting("weft.broadcast", {"root": root}):
+    with world.meeting("weft.broadcast", {"root": root}, same_line=False):  # the root may have a line of its own
         return broadcast_value(world.group, value, root if world.group.size > 1 else 0)
 
 
@@ -79,7 +79,7 @@ def barrier() -> None:
     """Return when every rank has called it."""
     world = find_world()
     world.settle()
-    with world.meeting("weft.barrier"):
+    with world.meeting("weft.barrier", same_line=False):
         world.group.barrier()
 
 

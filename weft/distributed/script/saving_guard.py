@@ -65,7 +65,7 @@ def _is_replaceable(path: Path) -> bool:
 
 @final
 class _Saves:
-    """What one rank has saved so far, by path."""
+    """Counts what one rank has saved so far, by path."""
 
     def __init__(self, rank: int, run: str) -> None:
         self._rank = rank

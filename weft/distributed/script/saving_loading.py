@@ -1,4 +1,4 @@
-"""What a rank found in a script's checkpoint, written into the script's objects."""
+"""From the tensors that a rank found in a script's checkpoint to the script's objects."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

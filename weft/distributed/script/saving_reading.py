@@ -33,7 +33,7 @@ RANDOM = "weft/random"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a rank asks of a checkpoint.
+    """The parts that a rank asks of a checkpoint.
 
     Args:
         parts: objects, by name; every plain value comes with them.

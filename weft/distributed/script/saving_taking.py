@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, final
 
 from torch import nn
 
@@ -34,7 +34,7 @@ __all__ = ["do_together", "find_weavings", "take_parts"]
 
 
 def do_together(ranks: Ranks, do: Callable[[], Any]) -> list[Any]:
-    """What every rank got, as JSON; if one failed, all raise its error. Nobody leaves before all are done."""
+    """The results of every rank, as JSON; if one failed, all raise its error. Nobody leaves before all are done."""
     result, failure = None, None
     try:
         result = do()
@@ -84,6 +84,7 @@ def take_parts(
     return entries, progress
 
 
+@final
 @dataclass
 class _Taking:
     """Parts on their way: what is known of them before anything is brought."""

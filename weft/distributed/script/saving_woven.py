@@ -55,7 +55,7 @@ def is_at_servers(weaving: Weaving) -> bool:
 
 
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
-    """What is in its state beside parameters, by name there: running statistics."""
+    """All in its state beside parameters, by name there: running statistics."""
     parameters = {id(parameter) for parameter in model.parameters()}
     state = model.state_dict(keep_vars=True)
     return {key: value for key, value in state.items() if isinstance(value, Tensor) and id(value) not in parameters}
@@ -88,7 +88,7 @@ def _own_weights(model: nn.Module, weaving: Weaving) -> dict[str, Tensor]:
 
 
 def bring_memory(number: int, weaving: Weaving) -> dict[str, Entry]:
-    """What the plan remembers. Weights that servers hold in full are what all stand for, and in the model."""
+    """The memory of the plan. Weights that servers hold in full are what all stand for, and in the model."""
     assert weaving.replicas is not None, "there are several ranks"
     memory = weaving.replicas.memory()
     return {memory_name(number, key): entry for key, entry in memory.items() if not key.startswith("parameter/")}

@@ -56,7 +56,7 @@ def share(*batch: Any, dim: int = 0) -> Any:
     world = find_world()
     world.settle()
     given = batch[0] if len(batch) == 1 else batch
-    with world.meeting("weft.share", {"dim": dim}):
+    with world.meeting("weft.share", {"dim": dim}, same_line=False):  # rank 0 may have a line of its own
         if world.group.size == 1:
             own, part = given, (num_samples(given, dim),) * 2
         else:
@@ -99,7 +99,11 @@ def _cut_and_send(group: AbstractGroup, batch: Any, dim: int) -> tuple[Any, tupl
     for work in works:
         work.wait()
     own, count = part_of(whole, 0, group.size)
-    return cut(batch, own, dim), (count, whole)
+    outline, tensors = outline_of(cut(batch, own, dim))
+    return value_of(outline, [tensor.contiguous() for tensor in tensors]), (
+        count,
+        whole,
+    )  # as those who receive have it
 
 
 def _receive(group: AbstractGroup, outline: Outline, home: torch.device) -> Any:

@@ -81,7 +81,7 @@ def meets_all(plan: Plan, step: int) -> bool:
 
 @final
 class _Abandoned:
-    """What is closed to end a wait in a step: everything that was opened for the weaving, as after an error."""
+    """Closes all that was opened for a weaving, as after an error, to end a wait in a step."""
 
     def __init__(self, weaving: Weaving) -> None:
         self._weaving = weaving

@@ -10,8 +10,9 @@ Other plans (local, elastic, gossip, servers) take their steps in `step` instead
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from functools import partial
+from contextlib import AbstractContextManager, closing
+from functools import partial, wraps
+from types import MethodType
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -223,6 +224,8 @@ def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
     number = 1 + sum(len(woven.models) for woven in weavings_of(world))  # of its first model, among all that are woven
     for optimizer in weaving.optimizers:
         replicas.placement.take_over(optimizer, weaving.parameters)  # first, for it may refuse
+        if weaving.plan.shard > 1:
+            _note_steps(optimizer, world.waiting("optimizer.step", group))
     replicas.join(weaving.state)
     trained = weaving.trained
     weaving.backward = Backward(list(trained.values()), weaving.share, group.size, weaving.loss)
@@ -241,6 +244,18 @@ def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
         before: Any = optimizer._optimizer_step_pre_hooks
         before.move_to_end(hook.id, last=False)  # before pieces stand for parameters
         optimizer.register_step_post_hook(lambda *_: weaving.note_step())
+
+
+def _note_steps(optimizer: torch.optim.Optimizer, waiting: AbstractContextManager[None]) -> None:
+    """For steps in which ranks wait for each other's pieces."""
+    original = optimizer.step
+
+    @wraps(getattr(original, "__func__", original))  # what schedulers and profilers have left on it stays
+    def step(_optimizer: Any, *arguments: Any, **options: Any) -> Any:
+        with waiting:
+            return original(*arguments, **options)
+
+    vars(optimizer)["step"] = MethodType(step, optimizer)
 
 
 def _before_step(

@@ -98,7 +98,8 @@ class Weaving(AbstractEpochs):
         if self.replicas is None:
             return
         marks = torch.tensor([float(bool(self._loaded)), float("optimizer" in self._loaded)])
-        self.world.group.all_reduce(marks)
+        with self.world.waiting("states that were loaded", self.world.group):
+            self.world.group.all_reduce(marks)
         if marks[0]:
             self.begin_again(keeps_state=not marks[1])
 

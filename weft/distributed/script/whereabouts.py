@@ -6,7 +6,7 @@ only for a report.
 
 import json
 import sys
-from collections import Counter, deque
+from collections import deque
 from dataclasses import asdict, dataclass
 from types import CodeType
 from typing import Literal, Protocol, final
@@ -77,7 +77,7 @@ class Whereabouts:
     def __init__(self) -> None:
         self.number = 0
         self.waits_in: Note | None = None
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, int] = {}
         self._notes: deque[Note] = deque(maxlen=MOST_CALLS)
 
     def begin(self, kind: str, closes: Closable | None = None, *, together: bool = True) -> Note | None:
@@ -98,7 +98,7 @@ class Whereabouts:
         code, instruction = (None, 0) if frame is None else (frame.f_code, frame.f_lasti)
         self.waits_in = note = (number, kind, code, instruction, closes)
         self._notes.append(note)
-        self._counts[kind] += 1
+        self._counts[kind] = self._counts.get(kind, 0) + 1
         return before
 
     def end(self, before: Note | None) -> None:

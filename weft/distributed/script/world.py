@@ -16,6 +16,7 @@ from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.place import AbstractPlace, LaunchedPlace
 from weft.distributed.script.in_step import NO_FACTS, Facts, InStep
+from weft.distributed.script.noted_group import NotedGroup
 from weft.distributed.script.supervision import Supervision, find_supervision
 from weft.distributed.script.whereabouts import Closable
 from weft.specs import Plan, parse_plan_for
@@ -66,7 +67,8 @@ class World:
     def group(self) -> AbstractGroup:
         """All ranks, for calls of the script and no others. The first use is a collective call of all processes."""
         if self._group is None:  # not a cached_property: its lock, one for all objects, would hold up virtual ranks
-            self._group = self.place.open_world(self.num_ranks) or SoloGroup()
+            opened = self.place.open_world(self.num_ranks)
+            self._group = SoloGroup() if opened is None else NotedGroup(opened, self.in_step)
         return self._group
 
     def owe_end(self, epochs: Any) -> None:
