@@ -175,7 +175,7 @@ class Weaving(AbstractEpochs):
             self._home = None  # what was loaded is what goes on
 
     def forget_loading(self) -> None:
-        """What was loaded is each rank's own."""
+        """Weights that were loaded are each rank's own."""
         self._loaded.clear()
 
     def settle_loading(self) -> None:
