@@ -7,7 +7,7 @@
 Where ranks are synchronous all of these are the same weights.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast, final
 
@@ -64,6 +64,7 @@ class Weaving(AbstractEpochs):
         self.replicas: AbstractReplicas | None = None  # none in one process
         self.backward: Backward | None = None  # where gradients are exchanged in it
         self.updates: OwnUpdates | None = None  # where a plan's steps are taken at optimizer.step()
+        self.attached: list[tuple[MutableMapping[Any, Any], Any]] = []  # where weave has put something into the models
         self.num_steps = 0  # calls of optimizer.step() that were taken part in
         self._share = share
         self._opened = ExitStack()
@@ -152,6 +153,18 @@ class Weaving(AbstractEpochs):
         missed, self._rounds_missed = self._rounds_missed, 0
         self._batches_since += 1
         return missed * self._batches_per_step
+
+    # What travels with a model that is saved as a whole.
+
+    @contextmanager
+    def use_bare_models(self) -> Iterator[None]:
+        """The models as they were before `weave`, without what it has attached to them."""
+        taken = [(to, key, to.pop(key)) for to, key in self.attached if key in to]
+        try:
+            yield
+        finally:
+            for to, key, value in taken:
+                to[key] = value
 
     # States that come from elsewhere.
 
