@@ -299,4 +299,4 @@ def _check_first_at_servers(weaving: Weaving) -> None:
 
 
 def _place_on(place: AbstractPlace, device: torch.device) -> AbstractPlace:
-    return LaunchedPlace(place.launch, device) if isinstance(place, LaunchedPlace) else place
+    return place.with_device(device) if isinstance(place, LaunchedPlace) else place
