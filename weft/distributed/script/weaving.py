@@ -26,6 +26,7 @@ from weft.distributed.script.incoming import Loss
 from weft.distributed.script.names import name_buffers, name_parameters, parameters_of
 from weft.distributed.script.torch_updates import OwnUpdates, write_slots
 from weft.distributed.script.world import World
+from weft.errors import UsageError
 from weft.graph import State
 from weft.specs import Plan
 from weft.training.checkpoint import Entry
@@ -107,9 +108,22 @@ class Weaving(AbstractEpochs):
     def end_epoch(self) -> None:
         if self.replicas is None:
             return
-        with self.world.meeting("end of an epoch", same_line=False):
+        self._check_models()
+        # Ranks at a pace of their own may leave a step out, each by itself.
+        facts = {"number of optimizer steps": self.num_steps} if self.plan.is_synchronous else {}
+        with self.world.meeting("end of an epoch", facts, same_line=False):
             average_in_host_memory(self.world.group, self.buffers.values())
             self.enter_consensus()
+
+    def _check_models(self) -> None:
+        """Once in an epoch: a layer that was put in after `weave` is updated by an optimizer that is not woven."""
+        woven = {id(parameter) for parameter in self.parameters.values()}
+        for model in self.models:
+            for name, parameter in model.named_parameters():
+                if id(parameter) not in woven:
+                    raise UsageError(
+                        f"model has got a parameter after weave, which no rank exchanges ({name}); weave it last"
+                    )
 
     @contextmanager
     def use_consensus(self) -> Iterator[None]:
