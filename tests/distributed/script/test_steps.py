@@ -231,6 +231,55 @@ def test_two_models_and_optimizers_under_relaxed_plans(plan: str) -> None:
     assert found[0] == found[1] == found[2]
 
 
+def one_loss_for_two() -> list[float]:
+    """One backward, after which two optimizers step in turn."""
+    model = make_model()
+    of_first, of_last = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2]))
+    model, (of_first, of_last), loader = weave(model, [of_first, of_last], DataLoader(data_of(22), 8))
+    for x, y in loader:
+        nn.functional.mse_loss(model(x), y).backward()
+        of_first.step()
+        assert model[2].weight.grad.any()
+        of_last.step()
+        of_first.zero_grad()
+        of_last.zero_grad()
+    return nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+
+@pytest.mark.parametrize("plan", ["data", "data topology=server(2)", "data consistency=local(2)"])
+def test_one_loss_for_two_optimizers_gives_one_processs_result(plan: str) -> None:
+    # Regression: the step of the first took the gradients of the second with it. By plain SGD, local(2) then is one
+    # process's: all ranks meet after both steps.
+    for found in run_script(one_loss_for_two, 2, plan):
+        assert apart(found, one_loss_for_two()) < 1e-6
+
+
+def test_one_loss_for_two_optimizers_at_servers_that_wait_for_nobody() -> None:
+    begun = nn.utils.parameters_to_vector(make_model().parameters())
+    for found in run_script(one_loss_for_two, 2, "data consistency=async topology=server"):
+        first, last = (torch.tensor(found) - begun).abs().split([48, 9])
+        assert first.sum() > 0.01 and last.sum() > 0.01
+
+
+@pytest.mark.parametrize("compress", ["none", "bf16"])
+def test_steps_without_a_backward_leave_the_mean_of_local_ranks_where_it_is(compress: str) -> None:
+    # Regression: shares of such a step are 0 on all ranks, and the mean was scaled towards 0.
+    def script() -> list[float]:
+        model = make_model()
+        model, optimizer, loader = weave(model, torch.optim.SGD(model.parameters(), lr=0.0), DataLoader(data_of(24), 8))
+        for x, y in loader:
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        for _ in range(3):
+            optimizer.zero_grad()
+            optimizer.step()
+        return nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+    begun = nn.utils.parameters_to_vector(make_model().parameters()).tolist()
+    for found in run_script(script, 3, f"data consistency=local(2) compress={compress}"):
+        assert apart(found, begun) < 1e-6
+
+
 @pytest.mark.parametrize("plan", ["data", "data topology=server", "data consistency=local(2)"])
 def test_a_closure_is_called_and_its_loss_returned(plan: str) -> None:
     def script() -> list[float]:
@@ -253,6 +302,32 @@ def test_a_closure_is_called_and_its_loss_returned(plan: str) -> None:
     assert (first == second) == ("local" not in plan)
     if "local" not in plan:
         assert apart(first, script()) < 1e-6
+
+
+def test_a_closure_that_is_called_in_the_step_counts_with_the_share_of_its_batch() -> None:
+    """One batch of 3 for two ranks: their mean is that of two thirds and one third."""
+
+    def script() -> tuple[list[float], list[float]]:
+        model = make_model()
+        model, optimizer, loader = weave(
+            model, torch.optim.LBFGS(model.parameters(), max_iter=2), DataLoader(data_of(3), 3)
+        )
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        for batch in loader:
+            x, y = batch
+            optimizer.step(closure)
+            own = nn.utils.parameters_to_vector(model.parameters()).tolist()
+        return own, nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+    (first, mean), (second, _) = run_script(script, 2, "data consistency=local(4)")
+    assert apart(first, second) > 1e-3
+    assert apart(mean, [(2 * a + b) / 3 for a, b in zip(first, second, strict=True)]) < 1e-6
 
 
 @pytest.mark.parametrize("plan", ["data", "data consistency=local(2)"])
