@@ -15,6 +15,8 @@ from tests.distributed.script.virtual_script import run_script
 from tests.distributed.virtual_plan import run_plan
 from weft.distributed.group import AbstractGroup
 from weft.distributed.script.blocks import consensus
+from weft.distributed.script.evaluation import evaluation
+from weft.distributed.script.saving import read_state_dict, save, state_dict
 from weft.distributed.script.weave import weave
 from weft.distributed.script.weaving import weavings_of
 from weft.distributed.script.world import find_world
@@ -261,8 +263,7 @@ def test_one_loss_for_two_optimizers_at_servers_that_wait_for_nobody() -> None:
         assert first.sum() > 0.01 and last.sum() > 0.01
 
 
-@pytest.mark.parametrize("compress", ["none", "bf16"])
-def test_steps_without_a_backward_leave_the_mean_of_local_ranks_where_it_is(compress: str) -> None:
+def test_steps_without_a_backward_leave_the_mean_of_local_ranks_where_it_is() -> None:
     # Regression: shares of such a step are 0 on all ranks, and the mean was scaled towards 0.
     def script() -> list[float]:
         model = make_model()
@@ -276,7 +277,7 @@ def test_steps_without_a_backward_leave_the_mean_of_local_ranks_where_it_is(comp
         return nn.utils.parameters_to_vector(model.parameters()).tolist()
 
     begun = nn.utils.parameters_to_vector(make_model().parameters()).tolist()
-    for found in run_script(script, 3, f"data consistency=local(2) compress={compress}"):
+    for found in run_script(script, 3, "data consistency=local(2)"):
         assert apart(found, begun) < 1e-6
 
 
@@ -445,6 +446,87 @@ def test_a_script_that_loads_its_state_after_weave_goes_on_from_it(plan: str) ->
     assert first == second
     if not plan.startswith("data consistency"):
         assert apart(first[1], script()[1]) < 1e-6
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("plan", ["data", "shard", *SERVERS[1:], *RELAXED])
+def test_weights_that_are_loaded_after_training_are_those_that_count(plan: str, is_held: bool, tmp_path: Path) -> None:
+    """The best ones, say: for evaluation, state_dict and save, between epochs and after a loop that was left early."""
+
+    def script() -> list[set[float]]:
+        model: nn.Module = make_model()
+        model, optimizer, loader = weave(model, sgd(model), DataLoader(data_of(24), 8))
+        for number, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if number == 1 and not is_held:
+                break
+        rank = find_world().rank
+        model.load_state_dict({name: torch.full_like(its, 7.0 + rank) for name, its in model.state_dict().items()})
+        found = []
+        for _ in evaluation(DataLoader(data_of(8), 2)):
+            found.append(nn.utils.parameters_to_vector(model.parameters()))
+        with consensus():
+            found.append(nn.utils.parameters_to_vector(model.parameters()))
+        found += state_dict(model).values()
+        save(tmp_path / "best", model=model)
+        return [set(its.flatten().tolist()) for its in found]
+
+    for found in run_script(script, 2, plan):
+        assert all(its == {7.0} for its in found)
+    assert all(set(its.flatten().tolist()) == {7.0} for its in read_state_dict(tmp_path / "best").values())
+
+
+@pytest.mark.parametrize("plan", ["data topology=server", "data consistency=async topology=server", "data"])
+def test_a_script_that_loads_one_part_of_a_model_goes_on_from_it(plan: str) -> None:
+    def load(model: Any, _optimizer: torch.optim.Optimizer) -> None:
+        model[0].load_state_dict({name: torch.full_like(t, 0.5) for name, t in model[0].state_dict().items()})
+
+    def script() -> list[float]:
+        return train(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-6), after_epoch=load)
+
+    for found in run_script(script, 2, plan):
+        assert apart(found[:48], [0.5] * 48) < 1e-3
+
+
+CLAMPS: dict[str, Callable[[nn.Parameter], Any]] = {
+    "data": lambda parameter: parameter.data.clamp_(-0.01, 0.01),
+    "no_grad": lambda parameter: parameter.detach().clamp_(-0.01, 0.01),
+}
+
+
+@pytest.mark.parametrize("clamp", CLAMPS)
+@pytest.mark.parametrize(
+    "plan",
+    ["topology=server", "consistency=async topology=server", "consistency=async(push=difference) topology=server"],
+)
+def test_parameters_that_a_script_writes_are_refused_at_servers(plan: str, clamp: str) -> None:
+    # Regression: servers sent back weights that were not clamped, and nobody was told.
+    def script() -> None:
+        model = make_model()
+        model, optimizer, loader = weave(model, sgd(model), DataLoader(data_of(16), 8))
+        for x, y in loader:
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            CLAMPS[clamp](model[0].weight)
+
+    with pytest.raises(UsageError, match=r"written by the script \(0.weight\).*topology=native"):
+        run_script(script, 2, f"data {plan}")
+    run_script(script, 2, "data consistency=elastic(2) topology=server")
+
+
+@pytest.mark.parametrize("plan", ["topology=server", "consistency=async topology=server"])
+def test_weights_that_are_swapped_for_an_evaluation_and_back_are_no_writes(plan: str) -> None:
+    def swap(model: nn.Module, _optimizer: torch.optim.Optimizer) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                own = parameter.clone()
+                parameter.zero_()
+                parameter.copy_(own)
+
+    swapped = run_script(partial(train, change=swap, after_epoch=swap), 2, f"data {plan}")
+    assert swapped == run_script(train, 2, f"data {plan}")
 
 
 def test_a_run_is_recorded_and_repeated(tmp_path: Path) -> None:
