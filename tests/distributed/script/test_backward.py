@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.distributed.script.loops import apart, data_of, make_model, train
 from tests.distributed.script.virtual_script import run_script
-from weft.distributed.script.blocks import no_sync
-from weft.distributed.script.incoming import Loss
-from weft.distributed.script.weave import weave
-from weft.distributed.script.world import find_world
+from weft.distributed.script.weaving.blocks import no_sync
+from weft.distributed.script.weaving.incoming import Loss
+from weft.distributed.script.weaving.weave import weave
+from weft.distributed.script.world.world import find_world
 from weft.errors import OutOfStepError, PlanError, UsageError
 
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.distributed.script.virtual_script import run_script
-from weft.distributed.script.weave import weave
-from weft.distributed.script.weaving import weavings_of
-from weft.distributed.script.world import find_world
+from weft.distributed.script.weaving.weave import weave
+from weft.distributed.script.weaving.weaving import weavings_of
+from weft.distributed.script.world.world import find_world
 from weft.errors import PlanError, UsageError
 
 

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 
 from tests.distributed.script.loops import data_of
 from tests.distributed.script.virtual_script import run_script
-from weft.distributed.script.weave import weave
-from weft.distributed.script.weaving import weavings_of
-from weft.distributed.script.world import find_world
+from weft.distributed.script.weaving.weave import weave
+from weft.distributed.script.weaving.weaving import weavings_of
+from weft.distributed.script.world.world import find_world
 
 
 def through_pickle(model: nn.Module) -> nn.Module:

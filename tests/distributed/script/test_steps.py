@@ -14,12 +14,12 @@ from tests.distributed.script.loops import apart, data_of, make_model, train
 from tests.distributed.script.virtual_script import run_script
 from tests.distributed.virtual_plan import run_plan
 from weft.distributed.group import AbstractGroup
-from weft.distributed.script.blocks import consensus
-from weft.distributed.script.evaluation import evaluation
-from weft.distributed.script.saving import read_state_dict, save, state_dict
-from weft.distributed.script.weave import weave
-from weft.distributed.script.weaving import weavings_of
-from weft.distributed.script.world import find_world
+from weft.distributed.script.data.evaluation import evaluation
+from weft.distributed.script.saving.saving import read_state_dict, save, state_dict
+from weft.distributed.script.weaving.blocks import consensus
+from weft.distributed.script.weaving.weave import weave
+from weft.distributed.script.weaving.weaving import weavings_of
+from weft.distributed.script.world.world import find_world
 from weft.errors import PlanError, UsageError
 from weft.graph import State
 from weft.training.optimizers import TorchOptimizer

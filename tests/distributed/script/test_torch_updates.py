@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.distributed.placement.cut import cut_evenly
-from weft.distributed.script.torch_updates import ShardUpdates, changes_of, settings_of_groups
+from weft.distributed.script.weaving.torch_updates import ShardUpdates, changes_of, settings_of_groups
 from weft.training.optimizers.torch_optimizer import clone_over
 
 

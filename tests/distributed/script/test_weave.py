@@ -15,9 +15,9 @@ from tests.processes.ranks import run_processes
 from weft.distributed.group import AbstractGroup
 from weft.distributed.placement import DataParallel, exchange
 from weft.distributed.placement.buckets import plan_buckets
-from weft.distributed.script.batch_share import BatchShare
-from weft.distributed.script.gradients import Backward, GradientHooks
-from weft.distributed.script.weave import weave
+from weft.distributed.script.data.batch_share import BatchShare
+from weft.distributed.script.weaving.gradients import Backward, GradientHooks
+from weft.distributed.script.weaving.weave import weave
 from weft.distributed.virtual import run_virtual
 from weft.errors import PlanError, UsageError
 from weft.graph import State
