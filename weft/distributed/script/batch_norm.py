@@ -42,6 +42,7 @@ def use_global_batch_norm(weaving: Weaving) -> None:
     """Let the batch norms of the models take statistics over the samples of all ranks."""
     for module in find_batch_norms(weaving.models):
         vars(module)["forward"] = MethodType(_make_forward(weaving), module)
+        weaving.attached.append((vars(module), "forward"))
 
 
 def _make_forward(weaving: Weaving) -> Callable[[Any, Tensor], Tensor]:

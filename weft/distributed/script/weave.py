@@ -281,7 +281,8 @@ def _updates_of_shard(weaving: Weaving, shard: int, settings: Settings) -> Shard
 def _note_loading(weaving: Weaving) -> None:
     """Ranks agree on states that a script loads."""
     for model in weaving.models:
-        model.register_load_state_dict_post_hook(lambda *_: weaving.note_loading("model"))
+        handle = model.register_load_state_dict_post_hook(lambda *_: weaving.note_loading("model"))
+        weaving.attached.append((model._load_state_dict_post_hooks, handle.id))
     for optimizer in weaving.optimizers:
         optimizer.register_load_state_dict_post_hook(lambda *_: weaving.note_loading("optimizer"))
 
@@ -298,4 +299,4 @@ def _check_first_at_servers(weaving: Weaving) -> None:
 
 
 def _place_on(place: AbstractPlace, device: torch.device) -> AbstractPlace:
-    return LaunchedPlace(place.launch, device) if isinstance(place, LaunchedPlace) else place
+    return place.with_device(device) if isinstance(place, LaunchedPlace) else place

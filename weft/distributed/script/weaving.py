@@ -7,7 +7,7 @@
 Where ranks are synchronous all of these are the same weights.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast, final
 
@@ -26,6 +26,7 @@ from weft.distributed.script.incoming import Loss
 from weft.distributed.script.names import name_buffers, name_parameters, parameters_of
 from weft.distributed.script.torch_updates import OwnUpdates, write_slots
 from weft.distributed.script.world import World
+from weft.errors import UsageError
 from weft.graph import State
 from weft.specs import Plan
 from weft.training.checkpoint import Entry
@@ -64,6 +65,7 @@ class Weaving(AbstractEpochs):
         self.replicas: AbstractReplicas | None = None  # none in one process
         self.backward: Backward | None = None  # where gradients are exchanged in it
         self.updates: OwnUpdates | None = None  # where a plan's steps are taken at optimizer.step()
+        self.attached: list[tuple[MutableMapping[Any, Any], Any]] = []  # where weave has put something into the models
         self.num_steps = 0  # calls of optimizer.step() that were taken part in
         self._share = share
         self._opened = ExitStack()
@@ -106,9 +108,22 @@ class Weaving(AbstractEpochs):
     def end_epoch(self) -> None:
         if self.replicas is None:
             return
-        with self.world.meeting("end of an epoch", same_line=False):
+        self._check_models()
+        # Ranks at a pace of their own may leave a step out, each by itself.
+        facts = {"number of optimizer steps": self.num_steps} if self.plan.is_synchronous else {}
+        with self.world.meeting("end of an epoch", facts, same_line=False):
             average_in_host_memory(self.world.group, self.buffers.values())
             self.enter_consensus()
+
+    def _check_models(self) -> None:
+        """Once in an epoch: a layer that was put in after `weave` is updated by an optimizer that is not woven."""
+        woven = {id(parameter) for parameter in self.parameters.values()}
+        for model in self.models:
+            for name, parameter in model.named_parameters():
+                if id(parameter) not in woven:
+                    raise UsageError(
+                        f"model has got a parameter after weave, which no rank exchanges ({name}); weave it last"
+                    )
 
     @contextmanager
     def use_consensus(self) -> Iterator[None]:
@@ -153,6 +168,18 @@ class Weaving(AbstractEpochs):
         self._batches_since += 1
         return missed * self._batches_per_step
 
+    # What travels with a model that is saved as a whole.
+
+    @contextmanager
+    def use_bare_models(self) -> Iterator[None]:
+        """The models as they were before `weave`, without what it has attached to them."""
+        taken = [(to, key, to.pop(key)) for to, key in self.attached if key in to]
+        try:
+            yield
+        finally:
+            for to, key, value in taken:
+                to[key] = value
+
     # States that come from elsewhere.
 
     def note_loading(self, kind: str) -> None:
@@ -162,7 +189,7 @@ class Weaving(AbstractEpochs):
             self._home = None  # what was loaded is what goes on
 
     def forget_loading(self) -> None:
-        """What was loaded is each rank's own."""
+        """Weights that were loaded are each rank's own."""
         self._loaded.clear()
 
     def settle_loading(self) -> None:
