@@ -16,6 +16,8 @@ from tests.distributed.virtual_plan import run_plan
 from tests.processes.ranks import run_processes
 from weft.distributed.group import AbstractGroup
 from weft.distributed.script.blocks import consensus
+from weft.distributed.script.evaluation import evaluation
+from weft.distributed.script.saving import read_state_dict, save, state_dict
 from weft.distributed.script.weave import weave
 from weft.distributed.script.weaving import weavings_of
 from weft.distributed.script.world import find_world
@@ -233,6 +235,55 @@ def test_two_models_and_optimizers_under_relaxed_plans(plan: str) -> None:
     assert found[0] == found[1] == found[2]
 
 
+def one_loss_for_two() -> list[float]:
+    """One backward, after which two optimizers step in turn."""
+    model = make_model()
+    of_first, of_last = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2]))
+    model, (of_first, of_last), loader = weave(model, [of_first, of_last], DataLoader(data_of(22), 8))
+    for x, y in loader:
+        nn.functional.mse_loss(model(x), y).backward()
+        of_first.step()
+        assert model[2].weight.grad.any()
+        of_last.step()
+        of_first.zero_grad()
+        of_last.zero_grad()
+    return nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+
+@pytest.mark.parametrize("plan", ["data", "data topology=server(2)", "data consistency=local(2)"])
+def test_one_loss_for_two_optimizers_gives_one_processs_result(plan: str) -> None:
+    # Regression: the step of the first took the gradients of the second with it. By plain SGD, local(2) then is one
+    # process's: all ranks meet after both steps.
+    for found in run_script(one_loss_for_two, 2, plan):
+        assert apart(found, one_loss_for_two()) < 1e-6
+
+
+def test_one_loss_for_two_optimizers_at_servers_that_wait_for_nobody() -> None:
+    begun = nn.utils.parameters_to_vector(make_model().parameters())
+    for found in run_script(one_loss_for_two, 2, "data consistency=async topology=server"):
+        first, last = (torch.tensor(found) - begun).abs().split([48, 9])
+        assert first.sum() > 0.01 and last.sum() > 0.01
+
+
+@pytest.mark.parametrize("compress", ["none", "bf16"])
+def test_steps_without_a_backward_leave_the_mean_of_local_ranks_where_it_is(compress: str) -> None:
+    # Regression: shares of such a step are 0 on all ranks, and the mean was scaled towards 0.
+    def script() -> list[float]:
+        model = make_model()
+        model, optimizer, loader = weave(model, torch.optim.SGD(model.parameters(), lr=0.0), DataLoader(data_of(24), 8))
+        for x, y in loader:
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        for _ in range(3):
+            optimizer.zero_grad()
+            optimizer.step()
+        return nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+    begun = nn.utils.parameters_to_vector(make_model().parameters()).tolist()
+    for found in run_script(script, 3, f"data consistency=local(2) compress={compress}"):
+        assert apart(found, begun) < 1e-6
+
+
 @pytest.mark.parametrize("plan", ["data", "data topology=server", "data consistency=local(2)"])
 def test_a_closure_is_called_and_its_loss_returned(plan: str) -> None:
     def script() -> list[float]:
@@ -255,6 +306,32 @@ def test_a_closure_is_called_and_its_loss_returned(plan: str) -> None:
     assert (first == second) == ("local" not in plan)
     if "local" not in plan:
         assert apart(first, script()) < 1e-6
+
+
+def test_a_closure_that_is_called_in_the_step_counts_with_the_share_of_its_batch() -> None:
+    """One batch of 3 for two ranks: their mean is that of two thirds and one third."""
+
+    def script() -> tuple[list[float], list[float]]:
+        model = make_model()
+        model, optimizer, loader = weave(
+            model, torch.optim.LBFGS(model.parameters(), max_iter=2), DataLoader(data_of(3), 3)
+        )
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        for batch in loader:
+            x, y = batch
+            optimizer.step(closure)
+            own = nn.utils.parameters_to_vector(model.parameters()).tolist()
+        return own, nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+    (first, mean), (second, _) = run_script(script, 2, "data consistency=local(4)")
+    assert apart(first, second) > 1e-3
+    assert apart(mean, [(2 * a + b) / 3 for a, b in zip(first, second, strict=True)]) < 1e-6
 
 
 @pytest.mark.parametrize("plan", ["data", "data consistency=local(2)"])
@@ -372,6 +449,36 @@ def test_a_script_that_loads_its_state_after_weave_goes_on_from_it(plan: str) ->
     assert first == second
     if not plan.startswith("data consistency"):
         assert apart(first[1], script()[1]) < 1e-6
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("plan", ["data", "shard", *SERVERS[1:], *RELAXED])
+def test_weights_that_are_loaded_after_training_are_those_that_count(plan: str, is_held: bool, tmp_path: Path) -> None:
+    """The best ones, say: for evaluation, state_dict and save, between epochs and after a loop that was left early."""
+
+    def script() -> list[set[float]]:
+        model: nn.Module = make_model()
+        model, optimizer, loader = weave(model, sgd(model), DataLoader(data_of(24), 8))
+        for number, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if number == 1 and not is_held:
+                break
+        rank = find_world().rank
+        model.load_state_dict({name: torch.full_like(its, 7.0 + rank) for name, its in model.state_dict().items()})
+        found = []
+        for _ in evaluation(DataLoader(data_of(8), 2)):
+            found.append(nn.utils.parameters_to_vector(model.parameters()))
+        with consensus():
+            found.append(nn.utils.parameters_to_vector(model.parameters()))
+        found += state_dict(model).values()
+        save(tmp_path / "best", model=model)
+        return [set(its.flatten().tolist()) for its in found]
+
+    for found in run_script(script, 2, plan):
+        assert all(its == {7.0} for its in found)
+    assert all(set(its.flatten().tolist()) == {7.0} for its in read_state_dict(tmp_path / "best").values())
 
 
 def test_a_run_is_recorded_and_repeated(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@
 No rank waits for another, so a script may as well save on one rank alone. A rank that comes before rank 0 writes its
 own, which is replaced when rank 0 comes. The mark is an extended attribute of the file; where a file system has none,
 the last one to come stays, whole all the same.
-
-A model that is saved as a whole is saved as it was before `weave`.
 """
 
 import fcntl
@@ -18,7 +16,7 @@ import shutil
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_bytes, token_hex
 from typing import Any, final
@@ -26,7 +24,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from weft.distributed.script.weaving import weavings_of
 from weft.distributed.script.world import World, find_world
 
 __all__ = ["guard_torch_save"]
@@ -49,15 +46,10 @@ def guard_torch_save(world: World) -> None:
 def _guard(right: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(right)
     def save(obj: object, f: Any, *arguments: Any, **options: Any) -> None:
-        world = find_world()
-        saves = _saves.get(world)
-        with ExitStack() as bare:
-            for weaving in weavings_of(world):
-                bare.enter_context(weaving.use_bare_models())
-            if saves is None or not isinstance(f, (str, os.PathLike)) or not _is_replaceable(Path(f)):
-                right(obj, f, *arguments, **options)
-            else:
-                saves.write(Path(f), lambda scratch: right(obj, scratch, *arguments, **options))
+        saves = _saves.get(find_world())
+        if saves is None or not isinstance(f, (str, os.PathLike)) or not _is_replaceable(Path(f)):
+            return right(obj, f, *arguments, **options)
+        return saves.write(Path(f), lambda scratch: right(obj, scratch, *arguments, **options))
 
     save.__weft__ = True  # type: ignore[attr-defined]
     return save

@@ -7,7 +7,7 @@
 Where ranks are synchronous all of these are the same weights.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, cast, final
 
@@ -65,7 +65,6 @@ class Weaving(AbstractEpochs):
         self.replicas: AbstractReplicas | None = None  # none in one process
         self.backward: Backward | None = None  # where gradients are exchanged in it
         self.updates: OwnUpdates | None = None  # where a plan's steps are taken at optimizer.step()
-        self.attached: list[tuple[MutableMapping[Any, Any], Any]] = []  # where weave has put something into the models
         self.num_steps = 0  # calls of optimizer.step() that were taken part in
         self._share = share
         self._opened = ExitStack()
@@ -97,13 +96,7 @@ class Weaving(AbstractEpochs):
     def begin_epoch(self) -> None:
         self.leave_consensus()
         self._batches_since = 0
-        if self.replicas is None:
-            return
-        marks = torch.tensor([float(bool(self._loaded)), float("optimizer" in self._loaded)])
-        with self.world.waiting("states that were loaded", self.world.group):
-            self.world.group.all_reduce(marks)
-        if marks[0]:
-            self.begin_again(keeps_state=not marks[1])
+        self.agree_on_loading()
 
     def end_epoch(self) -> None:
         if self.replicas is None:
@@ -127,17 +120,17 @@ class Weaving(AbstractEpochs):
 
     @contextmanager
     def use_consensus(self) -> Iterator[None]:
-        if self._is_held or self.replicas is None:
-            yield
-            return
+        was_held = self._is_held
         self.enter_consensus()
         try:
             yield
         finally:
-            self.leave_consensus()
+            if not was_held:
+                self.leave_consensus()
 
     def enter_consensus(self) -> None:
-        """A collective call; nothing to do where it is held already."""
+        """A collective call. Of what the script has loaded since, all ranks agree first: it is the consensus then."""
+        self.agree_on_loading()
         agreed = None if self._is_held else agreed_weights(self.replicas, self.world.group)
         self._is_held = True
         if agreed is not None:
@@ -168,18 +161,6 @@ class Weaving(AbstractEpochs):
         self._batches_since += 1
         return missed * self._batches_per_step
 
-    # What travels with a model that is saved as a whole.
-
-    @contextmanager
-    def use_bare_models(self) -> Iterator[None]:
-        """The models as they were before `weave`, without what it has attached to them."""
-        taken = [(to, key, to.pop(key)) for to, key in self.attached if key in to]
-        try:
-            yield
-        finally:
-            for to, key, value in taken:
-                to[key] = value
-
     # States that come from elsewhere.
 
     def note_loading(self, kind: str) -> None:
@@ -196,6 +177,16 @@ class Weaving(AbstractEpochs):
         """In the middle of an epoch: every rank has loaded the same, and goes on from it. A collective call then."""
         if self._loaded and self.replicas is not None:
             self.begin_again(keeps_state="optimizer" not in self._loaded)
+
+    def agree_on_loading(self) -> None:
+        """Where a rank has loaded a state, all go on from rank 0's. A collective call."""
+        if self.replicas is None:
+            return
+        marks = torch.tensor([float(bool(self._loaded)), float("optimizer" in self._loaded)])
+        with self.world.waiting("states that were loaded", self.world.group):
+            self.world.group.all_reduce(marks)
+        if marks[0]:
+            self.begin_again(keeps_state=not marks[1])
 
     def begin_again(self, *, keeps_state: bool = False) -> None:
         """All ranks go on with rank 0's parameters and buffers, as its script has loaded them. A collective call.
