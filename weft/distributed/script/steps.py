@@ -26,6 +26,7 @@ from weft.distributed.script.incoming import IncomingGradients, RoundWeight, Ste
 from weft.distributed.script.losses import all_losses
 from weft.distributed.script.torch_updates import OwnUpdates, changes_of, settings_of_groups
 from weft.distributed.script.weaving import Weaving
+from weft.distributed.script.writes import ParameterWrites
 from weft.errors import OutOfStepError, PlanError, UsageError
 from weft.specs import Plan
 from weft.training.optimizers.torch_optimizer import needs_closure, scope_of
@@ -117,6 +118,8 @@ class OptimizerSteps:
         waiting = partial(weaving.world.waiting, "optimizer.step", _Abandoned(weaving))
         self._with_all, self._at_own_pace = waiting(together=True), waiting(together=False)
         self._changes = ChangedGradients(self._parameters) if self._is_served and plan.is_synchronous else None
+        if plan.channel == "servers" and plan.sends != "weights":  # those of ranks stay theirs, and are only drawn near
+            weaving.writes = ParameterWrites(self._parameters)
         for index, optimizer in enumerate(weaving.optimizers):
             self._stand_in(index, optimizer)
 
@@ -146,6 +149,8 @@ class OptimizerSteps:
                 losses.append(all_losses(weaving, closure)())
             closure = None
         self._check(index)
+        if weaving.writes is not None:
+            weaving.writes.check()
         with use_no_scaler(optimizer, weaving.updated[index].values()) as is_skipped:
             arguments = [] if closure is None else [closure]
             self._updates.take_turn(index, lambda: losses.append(self._originals[index](*arguments)))
@@ -185,6 +190,8 @@ class OptimizerSteps:
         weaving.note_step(replicas.next_step(weaving.num_steps + 1) - before - 1 if is_late else 0)
         if self._changes is not None:
             self._changes.forget()
+        if weaving.writes is not None:
+            weaving.writes.note()
 
     def _check(self, index: int) -> None:
         optimizer, own = self._weaving.optimizers[index], self._weaving.updated[index]

@@ -279,8 +279,8 @@ def _updates_of_shard(weaving: Weaving, shard: int, settings: Settings) -> Shard
 
 def _note_loading(weaving: Weaving) -> None:
     """Ranks agree on states that a script loads."""
-    for model in weaving.models:
-        model.register_load_state_dict_post_hook(OwnHook(lambda *_: weaving.note_loading("model")))
+    for module in (module for model in weaving.models for module in model.modules()):  # a script may load one part
+        module.register_load_state_dict_post_hook(OwnHook(lambda *_: weaving.note_loading("model")))
     for optimizer in weaving.optimizers:
         optimizer.register_load_state_dict_post_hook(lambda *_: weaving.note_loading("optimizer"))
 
