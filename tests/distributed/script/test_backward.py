@@ -14,6 +14,7 @@ from tests.distributed.script.loops import apart, data_of, make_model, train
 from tests.distributed.script.virtual_script import run_script
 from weft.distributed.script.blocks import no_sync
 from weft.distributed.script.incoming import Loss
+from weft.distributed.script.over_ranks import mean
 from weft.distributed.script.weave import weave
 from weft.distributed.script.world import find_world
 from weft.errors import PlanError, UsageError
@@ -191,6 +192,93 @@ def test_another_error_of_batch_norm_is_torchs_own() -> None:
             model(torch.zeros(1, 5, 1, 1))
 
     run_script(script, 2)
+
+
+# ---- gradients that do not come from backward
+
+Use = Callable[[nn.Module, torch.optim.Optimizer, Tensor], None]
+
+
+def by_hand(model: nn.Module, _: torch.optim.Optimizer, loss: Tensor, *, is_mean: bool = False) -> None:
+    parameters = list(model.parameters())
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        parameter.grad = mean(gradient) if is_mean else gradient
+
+
+def in_part(model: nn.Module, _: torch.optim.Optimizer, loss: Tensor) -> None:
+    """The last layer's by backward, the first one's by hand."""
+    first, *rest = model.parameters()
+    (gradient,) = torch.autograd.grad(loss, [first], retain_graph=True)
+    loss.backward(inputs=rest)
+    first.grad = gradient
+
+
+def replaced(model: nn.Module, _: torch.optim.Optimizer, loss: Tensor) -> None:
+    loss.backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad.clamp(-0.01, 0.01)
+
+
+def stepped_twice(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+
+
+def zeros_between(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """As those do that want an optimizer to have its state."""
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+
+USES: list[Use] = [partial(by_hand, is_mean=True), replaced, stepped_twice, zeros_between]
+
+
+def use_gradients(use: Use) -> list[float]:
+    model: nn.Module = make_model()
+    model, optimizer, loader = weave(model, sgd(model), DataLoader(data_of(24), 8))
+    for x, y in loader:
+        use(model, optimizer, nn.functional.mse_loss(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+    return nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+
+@pytest.mark.parametrize("plan", ["data", "shard", "data compress=bf16"])
+@pytest.mark.parametrize("use", USES)
+def test_gradients_that_are_the_same_on_all_ranks_are_taken_wherever_they_come_from(use: Use, plan: str) -> None:
+    first, second = run_script(partial(use_gradients, use), 2, plan)
+    assert first == second
+    assert apart(first, use_gradients(use)) < (1e-2 if "bf16" in plan else 1e-6)
+
+
+@pytest.mark.parametrize("plan", ["data", "shard"])
+@pytest.mark.parametrize("use", [by_hand, in_part])
+def test_gradients_of_a_rank_alone_are_refused(use: Use, plan: str) -> None:
+    with pytest.raises(UsageError, match=r"does not come from backward.*0\.weight.*loss\.backward\(\).*weft\.mean"):
+        run_script(partial(use_gradients, use), 2, plan)
+
+
+def test_gradients_by_hand_are_refused_after_steps_of_backward_too() -> None:
+    def use(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        by_hand(model, optimizer, nn.functional.mse_loss(model(torch.rand(2, 5)), torch.rand(2, 1)))
+
+    with pytest.raises(UsageError, match="does not come from backward"):
+        run_script(partial(use_gradients, use), 2)
+
+
+def test_nobody_meets_for_gradients_of_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.distributed.script.same_gradients._digest", lambda _: 1 / 0)
+    run_script(train, 2)
+    run_script(partial(accumulated, 24, "mean", in_block=True), 2)
 
 
 # ---- shares that do not count

@@ -46,6 +46,7 @@ from weft.distributed.script.model_facts import describe_woven
 from weft.distributed.script.names import prefix_of
 from weft.distributed.script.observing import observe
 from weft.distributed.script.own_hooks import OwnHook
+from weft.distributed.script.same_gradients import check_same_gradients
 from weft.distributed.script.saving_guard import guard_torch_save
 from weft.distributed.script.seeding import reseed
 from weft.distributed.script.shares import make_share
@@ -106,6 +107,10 @@ def weave(
     when the loader has come to its end. With more than one rank, memory that a step frees stays with the process for
     the next step. The model trains on the device that it is on; move it there, and freeze what is not to be trained,
     before.
+
+    Gradients are exchanged in backward. Afterwards the script may change them, in place or by another tensor in `grad`,
+    from what all ranks have. Those that come from elsewhere (torch.autograd.grad) are to be the same on all ranks when
+    `optimizer.step()` is called: `p.grad = weft.mean(gradient, weight=len(x))`.
 
     Plans that are not synchronous take their steps in `optimizer.step()`, with the gradients as they are then: clipping
     is of a rank's own. At servers the optimizer runs where the parameters are, with this one's groups and settings.
@@ -242,7 +247,7 @@ def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
         hook = optimizer.register_step_pre_hook(partial(_before_step, weaving, updated, trained))
         before: Any = optimizer._optimizer_step_pre_hooks
         before.move_to_end(hook.id, last=False)  # before pieces stand for parameters
-        optimizer.register_step_post_hook(lambda *_: weaving.note_step())
+        optimizer.register_step_post_hook(partial(_after_step, weaving, updated))
 
 
 def _note_steps(optimizer: torch.optim.Optimizer, waiting: AbstractContextManager[None]) -> None:
@@ -268,7 +273,16 @@ def _before_step(
     check_parameters(optimizer, own, trained)
     assert weaving.backward is not None, "gradients are exchanged there"
     weaving.backward.check_exchanged()
-    return close_over_all(weaving, arguments, options) if len(arguments) > 1 or options else None
+    changed = close_over_all(weaving, arguments, options) if len(arguments) > 1 or options else None
+    if changed is None:  # else the closure brings the gradients
+        check_same_gradients(weaving.world, weaving.backward.not_exchanged(own))
+    return changed
+
+
+def _after_step(weaving: Weaving, own: Mapping[str, Tensor], *_: Any) -> None:
+    assert weaving.backward is not None, "gradients are exchanged there"
+    weaving.backward.exchanged.difference_update(own)
+    weaving.note_step()
 
 
 def _updates_of_shard(weaving: Weaving, shard: int, settings: Settings) -> ShardUpdates:
