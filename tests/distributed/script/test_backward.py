@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from weft.distributed.script.incoming import Loss
 from weft.distributed.script.over_ranks import mean
 from weft.distributed.script.weave import weave
 from weft.distributed.script.world import find_world
-from weft.errors import PlanError, UsageError
+from weft.errors import OutOfStepError, PlanError, UsageError
 
 
 def sum_of_squares(found: Tensor, wanted: Tensor) -> Tensor:
@@ -326,3 +326,22 @@ def test_ranks_draw_masks_of_their_own_and_rank_0_those_of_one_process() -> None
     assert first == script()
     assert first != second != third != first
     assert run_script(script, 3) == [first, second, third]
+
+
+def test_steps_that_one_rank_takes_alone_are_found_when_the_epoch_ends() -> None:
+    """Once its weights drifted from the others', without a word."""
+
+    def step_again(_model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if find_world().rank == 1:
+            optimizer.step()
+
+    with pytest.raises(OutOfStepError, match="number of optimizer steps is 3 on rank 0, 6 on rank 1"):
+        run_script(partial(train, change=step_again), 2)
+
+
+def test_a_layer_that_is_put_in_after_weave_is_refused() -> None:
+    def put_in(model: nn.Module, _optimizer: torch.optim.Optimizer) -> None:
+        cast(nn.Sequential, model)[2] = nn.Linear(8, 1)
+
+    with pytest.raises(UsageError, match=r"model has got a parameter after weave.*\(2.weight\); weave it last"):
+        run_script(partial(train, after_epoch=put_in), 2)

@@ -233,6 +233,54 @@ def test_two_models_and_optimizers_under_relaxed_plans(plan: str) -> None:
     assert found[0] == found[1] == found[2]
 
 
+def one_loss_for_two() -> list[float]:
+    """One backward, after which two optimizers step in turn."""
+    model = make_model()
+    of_first, of_last = (torch.optim.SGD(part.parameters(), lr=0.1) for part in (model[0], model[2]))
+    model, (of_first, of_last), loader = weave(model, [of_first, of_last], DataLoader(data_of(22), 8))
+    for x, y in loader:
+        nn.functional.mse_loss(model(x), y).backward()
+        of_first.step()
+        assert model[2].weight.grad.any()
+        of_last.step()
+        of_first.zero_grad()
+        of_last.zero_grad()
+    return nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+
+@pytest.mark.parametrize("plan", ["data", "data topology=server(2)", "data consistency=local(2)"])
+def test_one_loss_for_two_optimizers_gives_one_processs_result(plan: str) -> None:
+    # Regression: the step of the first took the gradients of the second with it. By plain SGD, local(2) then is one
+    # process's: all ranks meet after both steps.
+    for found in run_script(one_loss_for_two, 2, plan):
+        assert apart(found, one_loss_for_two()) < 1e-6
+
+
+def test_one_loss_for_two_optimizers_at_servers_that_wait_for_nobody() -> None:
+    begun = nn.utils.parameters_to_vector(make_model().parameters())
+    for found in run_script(one_loss_for_two, 2, "data consistency=async topology=server"):
+        first, last = (torch.tensor(found) - begun).abs().split([48, 9])
+        assert first.sum() > 0.01 and last.sum() > 0.01
+
+
+def test_steps_without_a_backward_leave_the_mean_of_local_ranks_where_it_is() -> None:
+    # Regression: shares of such a step are 0 on all ranks, and the mean was scaled towards 0.
+    def script() -> list[float]:
+        model = make_model()
+        model, optimizer, loader = weave(model, torch.optim.SGD(model.parameters(), lr=0.0), DataLoader(data_of(24), 8))
+        for x, y in loader:
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        for _ in range(3):
+            optimizer.zero_grad()
+            optimizer.step()
+        return nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+    begun = nn.utils.parameters_to_vector(make_model().parameters()).tolist()
+    for found in run_script(script, 3, "data consistency=local(2)"):
+        assert apart(found, begun) < 1e-6
+
+
 @pytest.mark.parametrize("plan", ["data", "data topology=server", "data consistency=local(2)"])
 def test_a_closure_is_called_and_its_loss_returned(plan: str) -> None:
     def script() -> list[float]:
@@ -255,6 +303,32 @@ def test_a_closure_is_called_and_its_loss_returned(plan: str) -> None:
     assert (first == second) == ("local" not in plan)
     if "local" not in plan:
         assert apart(first, script()) < 1e-6
+
+
+def test_a_closure_that_is_called_in_the_step_counts_with_the_share_of_its_batch() -> None:
+    """One batch of 3 for two ranks: their mean is that of two thirds and one third."""
+
+    def script() -> tuple[list[float], list[float]]:
+        model = make_model()
+        model, optimizer, loader = weave(
+            model, torch.optim.LBFGS(model.parameters(), max_iter=2), DataLoader(data_of(3), 3)
+        )
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        for batch in loader:
+            x, y = batch
+            optimizer.step(closure)
+            own = nn.utils.parameters_to_vector(model.parameters()).tolist()
+        return own, nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+    (first, mean), (second, _) = run_script(script, 2, "data consistency=local(4)")
+    assert apart(first, second) > 1e-3
+    assert apart(mean, [(2 * a + b) / 3 for a, b in zip(first, second, strict=True)]) < 1e-6
 
 
 @pytest.mark.parametrize("plan", ["data", "data consistency=local(2)"])
@@ -402,6 +476,57 @@ def test_weights_that_are_loaded_after_training_are_those_that_count(plan: str, 
     for found in run_script(script, 2, plan):
         assert all(its == {7.0} for its in found)
     assert all(set(its.flatten().tolist()) == {7.0} for its in read_state_dict(tmp_path / "best").values())
+
+
+@pytest.mark.parametrize("plan", ["data topology=server", "data consistency=async topology=server", "data"])
+def test_a_script_that_loads_one_part_of_a_model_goes_on_from_it(plan: str) -> None:
+    def load(model: Any, _optimizer: torch.optim.Optimizer) -> None:
+        model[0].load_state_dict({name: torch.full_like(t, 0.5) for name, t in model[0].state_dict().items()})
+
+    def script() -> list[float]:
+        return train(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-6), after_epoch=load)
+
+    for found in run_script(script, 2, plan):
+        assert apart(found[:48], [0.5] * 48) < 1e-3
+
+
+CLAMPS: dict[str, Callable[[nn.Parameter], Any]] = {
+    "data": lambda parameter: parameter.data.clamp_(-0.01, 0.01),
+    "no_grad": lambda parameter: parameter.detach().clamp_(-0.01, 0.01),
+}
+
+
+@pytest.mark.parametrize("clamp", CLAMPS)
+@pytest.mark.parametrize(
+    "plan",
+    ["topology=server", "consistency=async topology=server", "consistency=async(push=difference) topology=server"],
+)
+def test_parameters_that_a_script_writes_are_refused_at_servers(plan: str, clamp: str) -> None:
+    # Regression: servers sent back weights that were not clamped, and nobody was told.
+    def script() -> None:
+        model = make_model()
+        model, optimizer, loader = weave(model, sgd(model), DataLoader(data_of(16), 8))
+        for x, y in loader:
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            CLAMPS[clamp](model[0].weight)
+
+    with pytest.raises(UsageError, match=r"written by the script \(0.weight\).*topology=native"):
+        run_script(script, 2, f"data {plan}")
+    run_script(script, 2, "data consistency=elastic(2) topology=server")
+
+
+@pytest.mark.parametrize("plan", ["topology=server", "consistency=async topology=server"])
+def test_weights_that_are_swapped_for_an_evaluation_and_back_are_no_writes(plan: str) -> None:
+    def swap(model: nn.Module, _optimizer: torch.optim.Optimizer) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                own = parameter.clone()
+                parameter.zero_()
+                parameter.copy_(own)
+
+    swapped = run_script(partial(train, change=swap, after_epoch=swap), 2, f"data {plan}")
+    assert swapped == run_script(train, 2, f"data {plan}")
 
 
 def test_a_run_is_recorded_and_repeated(tmp_path: Path) -> None:

@@ -28,6 +28,20 @@ from weft.training.replicas import Traffic
 
 __all__ = ["LocalAveraging", "OuterOptimizer", "make_local"]
 
+ROUNDING = 1e-9
+"""By which shares of whole batches may miss 1."""
+
+
+def factor_of(own: float, shares: float, size: int) -> float:
+    """With which a rank counts in a mean, by its own share and the sum of all; where none has any, all count the same.
+
+    >>> factor_of(0.25, 1.0, 3), factor_of(0.25, 0.5, 3), factor_of(0.0, 0.0, 4)
+    (0.25, 0.5, 0.25)
+    """
+    if not shares:
+        return 1.0 / size
+    return own if abs(shares - 1.0) < ROUNDING else own / shares
+
 
 @final
 class OuterOptimizer:
@@ -85,6 +99,9 @@ class LocalAveraging(AbstractGroupScheme):
         self._slots: Parcel | None = None
         self._is_meeting = False
         self._round = torch.zeros(2, dtype=torch.float64)  # the sum of this rank's shares, and their number
+        self.adds_up_shares = False
+        """Whether ranks ask what their shares sum to: those of a script may sum to less than 1, where a step comes
+        without a backward, or no item of a batch counts."""
         self._traffic = Traffic()
 
     @property
@@ -163,20 +180,29 @@ class LocalAveraging(AbstractGroupScheme):
     @torch.no_grad()
     def _mean_of_differences(self) -> Mapping[str, Tensor]:
         """The common weights, and on top of them what a codec leaves of how far the ranks have come."""
-        total, count = self._round.tolist()
         moved = {name: parameter - self._common[name] for name, parameter in self._parameters.items()}
-        self._parcel.pack(moved, total / count)
+        self._parcel.pack(moved, self._factor())
         self._parcel.reduce()
         self._count(self._parcel.wait())
         return {name: common + self._parcel.tensors[name] for name, common in self._common.items()}
 
     def _mean(self, parcel: Parcel, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The mean over ranks, each weighed by its share of the steps since the last meeting."""
-        total, count = self._round.tolist()
-        parcel.pack(tensors, total / count)
+        parcel.pack(tensors, self._factor())
         parcel.start(AllReduce)
         self._count(parcel.wait())
         return parcel.tensors
+
+    def _factor(self) -> float:
+        """Of this rank's weights in the mean: its part of all shares since the last meeting. A collective call where
+        shares are added up; those that sum to 1 are taken as they are, to the bit."""
+        total, count = self._round.tolist()
+        own = float(total / count)
+        if not self.adds_up_shares:
+            return own
+        shares = torch.tensor([own], dtype=torch.float64)
+        self._group.all_reduce(shares)
+        return factor_of(own, shares.item(), self._group.size)
 
     def _count(self, cost: Traffic) -> None:
         self._traffic = Traffic(self._traffic.exposed + cost.exposed, 0.0, self._traffic.num_bytes + cost.num_bytes)

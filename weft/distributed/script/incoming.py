@@ -4,7 +4,7 @@ A loss that is a sum, a batch of which this rank has nothing, a backward whose e
 much one backward counts. What earlier ones have left in `grad` is not touched.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, final
 
 import torch
@@ -30,6 +30,10 @@ def factor_of_loss(loss: Loss, weight: float) -> float:
     if not weight:
         return 0.0
     return 1.0 if loss == "mean" else 1.0 / weight
+
+
+def _have_no_gradient(parameters: Sequence[Tensor]) -> bool:
+    return all(parameter.grad is None for parameter in parameters)
 
 
 @final
@@ -60,14 +64,22 @@ class IncomingGradients:
 @final
 class StepWeight:
     """The share with which a step counts whose rank, or server, updates with its gradient alone: the mean of those of
-    its backward calls."""
+    its backward calls.
 
-    def __init__(self, share: BatchShare, loss: Loss) -> None:
+    Args:
+        parameters: those that the step updates. Where none has a gradient left, what earlier calls gave was thrown
+            away, as that of an adversary's loss is, and does not count.
+    """
+
+    def __init__(self, share: BatchShare, loss: Loss, parameters: Sequence[Tensor]) -> None:
         self._share = share
         self._loss = loss
+        self._parameters = parameters
         self._weights: list[float] = []
 
     def factor(self) -> float:
+        if self._weights and _have_no_gradient(self._parameters):
+            self._weights = []
         self._weights.append(self._share.weight)
         return factor_of_loss(self._loss, self._share.weight)
 
@@ -80,15 +92,22 @@ class StepWeight:
 @final
 class RoundWeight:
     """The share with which a step counts that is added to those of other ranks. Backward calls whose shares differ
-    count each with its own:  w_1 (g_1 + (w_2 / w_1) g_2) = w_1 g_1 + w_2 g_2."""
+    count each with its own:  w_1 (g_1 + (w_2 / w_1) g_2) = w_1 g_1 + w_2 g_2.
 
-    def __init__(self, share: BatchShare, loss: Loss) -> None:
+    Args:
+        parameters: as of StepWeight.
+    """
+
+    def __init__(self, share: BatchShare, loss: Loss, parameters: Sequence[Tensor]) -> None:
         self._share = share
         self._loss = loss
+        self._parameters = parameters
         self._first = 0.0
 
     def factor(self) -> float:
         weight = self._share.weight
+        if self._first and _have_no_gradient(self._parameters):
+            self._first = 0.0
         self._first = self._first or weight
         scale = 1.0 if weight == self._first or not weight else weight / self._first
         return scale * factor_of_loss(self._loss, weight)

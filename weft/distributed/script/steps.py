@@ -19,11 +19,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from weft.distributed.consistency.local import LocalAveraging
+from weft.distributed.consistency.relaxed import RelaxedReplicas
 from weft.distributed.placement.torch_steps import check_cuttable
 from weft.distributed.script.incoming import IncomingGradients, RoundWeight, StepWeight
 from weft.distributed.script.losses import all_losses
 from weft.distributed.script.torch_updates import OwnUpdates, changes_of, settings_of_groups
 from weft.distributed.script.weaving import Weaving
+from weft.distributed.script.writes import ParameterWrites
 from weft.errors import OutOfStepError, PlanError, UsageError
 from weft.specs import Plan
 from weft.training.optimizers.torch_optimizer import needs_closure, scope_of
@@ -104,11 +107,19 @@ class OptimizerSteps:
         self._settings = settings_of_groups(weaving.optimizers)  # which the shards know
         self._is_served = plan.channel == "servers" and plan.sends == "gradient"
         in_rounds = self._is_served and not plan.commits_on_arrival
-        self._weight = (RoundWeight if in_rounds else StepWeight)(weaving.share, weaving.loss)
-        IncomingGradients(self._parameters.values(), self._weight.factor)
+        if isinstance(replicas, RelaxedReplicas) and isinstance(replicas.scheme, LocalAveraging):
+            replicas.scheme.adds_up_shares = True
+        self._weights: list[RoundWeight | StepWeight] = []  # by optimizer: one backward may be for several
+        for updated in weaving.updated:
+            own = [parameter for name, parameter in updated.items() if name in self._parameters]
+            weight = (RoundWeight if in_rounds else StepWeight)(weaving.share, weaving.loss, own)
+            IncomingGradients(own, weight.factor)
+            self._weights.append(weight)
         waiting = partial(weaving.world.waiting, "optimizer.step", _Abandoned(weaving))
         self._with_all, self._at_own_pace = waiting(together=True), waiting(together=False)
         self._changes = ChangedGradients(self._parameters) if self._is_served and plan.is_synchronous else None
+        if plan.channel == "servers" and plan.sends != "weights":  # those of ranks stay theirs, and are only drawn near
+            weaving.writes = ParameterWrites(self._parameters)
         for index, optimizer in enumerate(weaving.optimizers):
             self._stand_in(index, optimizer)
 
@@ -138,18 +149,26 @@ class OptimizerSteps:
                 losses.append(all_losses(weaving, closure)())
             closure = None
         self._check(index)
+        if weaving.writes is not None:
+            weaving.writes.check()
         with use_no_scaler(optimizer, weaving.updated[index].values()) as is_skipped:
-            self._updates.step = lambda: losses.append(self._originals[index](*[closure] * (closure is not None)))
-            self._exchange(index, is_skipped=is_skipped)
+            arguments = [] if closure is None else [closure]
+            self._updates.take_turn(index, lambda: losses.append(self._originals[index](*arguments)))
+            self._exchange(index, self._take_weight(index, closure), is_skipped=is_skipped)
         if was_held:  # a step after the last batch of an epoch: whatever follows sees the consensus again
             weaving.enter_consensus()
         return next((loss for loss in losses if loss is not None), None)
 
-    def _exchange(self, index: int, *, is_skipped: bool) -> None:
+    def _take_weight(self, index: int, closure: Callable[[], Any] | None) -> float:
+        """Of the backward calls since the last step; of those that a closure is yet to make, that of the batch."""
+        weight = self._weights[index].take()
+        return weight if closure is None else self._weaving.share.weight
+
+    def _exchange(self, index: int, weight: float, *, is_skipped: bool) -> None:
         """Begin, every gradient, finish. A step that is skipped, or of a batch of which this rank has nothing, goes
         without gradients: the others count on it."""
         weaving, replicas = self._weaving, self._replicas
-        own, weight, before = weaving.updated[index], self._weight.take(), replicas.next_step(weaving.num_steps)
+        own, before = weaving.updated[index], replicas.next_step(weaving.num_steps)
         is_empty = is_skipped or not weight
         optimizer = weaving.optimizers[index]
         settings = changes_of(settings_of_groups(weaving.optimizers), self._settings) if self._is_served else None
@@ -171,6 +190,8 @@ class OptimizerSteps:
         weaving.note_step(replicas.next_step(weaving.num_steps + 1) - before - 1 if is_late else 0)
         if self._changes is not None:
             self._changes.forget()
+        if weaving.writes is not None:
+            weaving.writes.note()
 
     def _check(self, index: int) -> None:
         optimizer, own = self._weaving.optimizers[index], self._weaving.updated[index]

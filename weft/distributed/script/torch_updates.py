@@ -46,7 +46,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def changes_of(settings: Settings, before: Settings) -> str | None:
-    """What differs from `before`, as JSON: rows of optimizer, group, key and value; None where nothing does.
+    """The settings that differ from `before`, as JSON: rows of optimizer, group, key and value; None if none does.
 
     >>> changes_of([[{"lr": 0.1, "betas": [0.9, 0.99]}]], [[{"lr": 0.2, "betas": [0.9, 0.99]}]])
     '[[0, 0, "lr", 0.1]]'
@@ -78,7 +78,8 @@ class OwnUpdates(AbstractOptimizer):
     def __init__(self, optimizers: Optimizers, names: Sequence[Mapping[str, Tensor]]) -> None:
         self._optimizers = optimizers
         self._names = names
-        self.step: Callable[[], object] = lambda: None  # of the optimizer whose turn it is
+        self._step: Callable[[], object] = lambda: None  # of the optimizer whose turn it is
+        self._turn = 0
         self._state = self._remember(torch.zeros((), dtype=torch.float64))
 
     @property
@@ -105,6 +106,10 @@ class OwnUpdates(AbstractOptimizer):
     def prepare(self, parameters: Mapping[str, Tensor], state: OptimizerState) -> Mapping[str, Tensor]:
         return parameters
 
+    def take_turn(self, index: int, step: Callable[[], object]) -> None:
+        """The optimizer with this number makes the next update, by calling `step`."""
+        self._turn, self._step = index, step
+
     def update(
         self,
         gradients: Mapping[str, Tensor | None],
@@ -112,11 +117,12 @@ class OwnUpdates(AbstractOptimizer):
         state: OptimizerState,
         lr: float,
     ) -> OptimizerState:
-        for name, parameter in parameters.items():
+        for name in self._names[self._turn]:  # gradients of the other optimizers wait for their own turns
+            parameter = parameters.get(name)
             gradient = gradients.get(name)
-            if gradient is not parameter.grad:
+            if parameter is not None and gradient is not parameter.grad:
                 parameter.grad = gradient
-        self.step()
+        self._step()
         self._state = self._remember(state.shared.step + 1)
         return self._state
 

@@ -167,12 +167,14 @@ def weave(
 def _register(weaving: Weaving) -> None:
     """In one process by a reference that keeps nothing alive: a script may weave many models, one after the other."""
     world = weaving.world
-    _note_loading(weaving)
     if world.num_ranks > 1:
+        _note_loading(weaving)
         world.weavings.append(weaving)
         return
     known = weakref.proxy(weaving, lambda gone: world.weavings.__setitem__(slice(None), _without(world, gone)))
-    world.weavings.append(known)  # it lives as long as the models, whose hooks hold it
+    world.weavings.append(known)
+    for model in weaving.models:
+        _note_loading_of(model, weaving)  # the hook holds the weaving, as long as the model lives
 
 
 def _without(world: World, gone: object) -> list[Any]:
@@ -293,10 +295,14 @@ def _updates_of_shard(weaving: Weaving, shard: int, settings: Settings) -> Shard
 
 def _note_loading(weaving: Weaving) -> None:
     """Ranks agree on states that a script loads."""
-    for model in weaving.models:
-        model.register_load_state_dict_post_hook(OwnHook(lambda *_: weaving.note_loading("model")))
+    for module in (module for model in weaving.models for module in model.modules()):  # a script may load one part
+        _note_loading_of(module, weaving)
     for optimizer in weaving.optimizers:
         optimizer.register_load_state_dict_post_hook(lambda *_: weaving.note_loading("optimizer"))
+
+
+def _note_loading_of(module: nn.Module, weaving: Weaving) -> None:
+    module.register_load_state_dict_post_hook(OwnHook(lambda *_: weaving.note_loading("model")))
 
 
 def _check_first_at_servers(weaving: Weaving) -> None:
@@ -311,4 +317,4 @@ def _check_first_at_servers(weaving: Weaving) -> None:
 
 
 def _place_on(place: AbstractPlace, device: torch.device) -> AbstractPlace:
-    return LaunchedPlace(place.launch, device) if isinstance(place, LaunchedPlace) else place
+    return place.with_device(device) if isinstance(place, LaunchedPlace) else place

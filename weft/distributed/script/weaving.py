@@ -26,6 +26,8 @@ from weft.distributed.script.incoming import Loss
 from weft.distributed.script.names import name_buffers, name_parameters, parameters_of
 from weft.distributed.script.torch_updates import OwnUpdates, write_slots
 from weft.distributed.script.world import World
+from weft.distributed.script.writes import ParameterWrites
+from weft.errors import UsageError
 from weft.graph import State
 from weft.specs import Plan
 from weft.training.checkpoint import Entry
@@ -64,6 +66,7 @@ class Weaving(AbstractEpochs):
         self.replicas: AbstractReplicas | None = None  # none in one process
         self.backward: Backward | None = None  # where gradients are exchanged in it
         self.updates: OwnUpdates | None = None  # where a plan's steps are taken at optimizer.step()
+        self.writes: ParameterWrites | None = None  # where servers hold the weights
         self.num_steps = 0  # calls of optimizer.step() that were taken part in
         self._share = share
         self._opened = ExitStack()
@@ -100,9 +103,22 @@ class Weaving(AbstractEpochs):
     def end_epoch(self) -> None:
         if self.replicas is None:
             return
-        with self.world.meeting("end of an epoch", same_line=False):
+        self._check_models()
+        # Ranks at a pace of their own may leave a step out, each by itself.
+        facts = {"number of optimizer steps": self.num_steps} if self.plan.is_synchronous else {}
+        with self.world.meeting("end of an epoch", facts, same_line=False):
             average_in_host_memory(self.world.group, self.buffers.values())
             self.enter_consensus()
+
+    def _check_models(self) -> None:
+        """Once in an epoch: a layer that was put in after `weave` is updated by an optimizer that is not woven."""
+        woven = {id(parameter) for parameter in self.parameters.values()}
+        for model in self.models:
+            for name, parameter in model.named_parameters():
+                if id(parameter) not in woven:
+                    raise UsageError(
+                        f"model has got a parameter after weave, which no rank exchanges ({name}); weave it last"
+                    )
 
     @contextmanager
     def use_consensus(self) -> Iterator[None]:
@@ -116,19 +132,30 @@ class Weaving(AbstractEpochs):
 
     def enter_consensus(self) -> None:
         """A collective call. Of what the script has loaded since, all ranks agree first: it is the consensus then."""
+        if self.writes is not None and not self._loaded:
+            self.writes.check()
         self.agree_on_loading()
         agreed = None if self._is_held else agreed_weights(self.replicas, self.world.group)
         self._is_held = True
         if agreed is not None:
             self._home = {name: self.parameters[name].detach().clone() for name in agreed}
             write({name: self.parameters[name] for name in agreed}, agreed)
+            self._note_writes()
 
     def leave_consensus(self) -> bool:
         """Put this rank's own weights back; whether the consensus was held."""
         was_held, home, self._is_held, self._home = self._is_held, self._home, False, None
         if home is not None:
+            if self.writes is not None:
+                self.writes.check()
             write({name: self.parameters[name] for name in home}, home)
+            self._note_writes()
         return was_held
+
+    def _note_writes(self) -> None:
+        """Parameters are as they are by what was agreed, not by the script."""
+        if self.writes is not None:
+            self.writes.note()
 
     def own_weights(self) -> Mapping[str, Tensor]:
         """This rank's, also while the models hold the consensus."""
@@ -156,7 +183,7 @@ class Weaving(AbstractEpochs):
             self._home = None  # what was loaded is what goes on
 
     def forget_loading(self) -> None:
-        """What was loaded is each rank's own."""
+        """Weights that were loaded are each rank's own."""
         self._loaded.clear()
 
     def settle_loading(self) -> None:
@@ -204,6 +231,7 @@ class Weaving(AbstractEpochs):
         is_served = isinstance(self.replicas, ServedReplicas)
         count = torch.tensor(float(self.num_steps), dtype=torch.float64)
         self.replicas.remember(0 if is_served else self.num_steps, {**entries, "optimizer/step": Entry(count)})
+        self._note_writes()
 
     def show_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Give an optimizer the state that servers keep in its place, for its state_dict."""
