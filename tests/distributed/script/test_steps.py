@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -509,7 +509,7 @@ def test_parameters_that_a_script_writes_are_refused_at_servers(plan: str, clamp
         for x, y in loader:
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
-            CLAMPS[clamp](model[0].weight)
+            CLAMPS[clamp](cast(nn.Parameter, model[0].weight))
 
     with pytest.raises(UsageError, match=r"written by the script \(0.weight\).*topology=native"):
         run_script(script, 2, f"data {plan}")
