@@ -17,7 +17,7 @@ from weft.distributed.script.incoming import Loss
 from weft.distributed.script.over_ranks import mean
 from weft.distributed.script.weave import weave
 from weft.distributed.script.world import find_world
-from weft.errors import OutOfStepError, PlanError, UsageError
+from weft.errors import OutOfStepError, PlanError, TrainingError, UsageError
 
 
 def sum_of_squares(found: Tensor, wanted: Tensor) -> Tensor:
@@ -328,15 +328,20 @@ def test_ranks_draw_masks_of_their_own_and_rank_0_those_of_one_process() -> None
     assert run_script(script, 3) == [first, second, third]
 
 
+def step_on_rank_1(_model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if find_world().rank == 1:
+        optimizer.step()
+
+
 def test_steps_that_one_rank_takes_alone_are_found_when_the_epoch_ends() -> None:
-    """Once its weights drifted from the others', without a word."""
+    """Once its weights drifted from the others', without a word. Here it has no gradients."""
+    with pytest.raises(OutOfStepError, match="number of optimizer steps is 6 on rank 0, 7 on rank 1"):
+        run_script(partial(train, after_epoch=step_on_rank_1), 2)
 
-    def step_again(_model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        if find_world().rank == 1:
-            optimizer.step()
 
-    with pytest.raises(OutOfStepError, match="number of optimizer steps is 3 on rank 0, 6 on rank 1"):
-        run_script(partial(train, change=step_again), 2)
+def test_a_rank_that_steps_again_with_the_same_gradients_is_found_at_once() -> None:
+    with pytest.raises(TrainingError, match=r"rank 0 waits .*backward.*rank 1 waits .*own\.step\(\)"):
+        run_script(partial(train, change=step_on_rank_1), 2)
 
 
 def test_a_layer_that_is_put_in_after_weave_is_refused() -> None:
