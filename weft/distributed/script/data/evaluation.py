@@ -75,6 +75,8 @@ class EvaluationLoader:
         self._world = world
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # not there yet, as in a copy that is being made
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def __len__(self) -> int:

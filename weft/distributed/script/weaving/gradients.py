@@ -43,6 +43,8 @@ class Backward:
         self.models: list[GradientHooks] = []
         self._running: list[GradientHooks] = []
         self.is_held = False  # inside of no_sync
+        self.exchanged: set[str] = set()
+        """Parameters whose gradients have been exchanged since the step that used them last."""
         if loss == "sum":
             IncomingGradients(parameters, self._factor)
 
@@ -75,6 +77,14 @@ class Backward:
                 "gradients of no_sync were not exchanged before optimizer.step(), and ranks would drift apart; "
                 "leave the last backward before a step outside of no_sync"
             )
+
+    def not_exchanged(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients that no backward has exchanged since the last step: the script has put them there by itself."""
+        if parameters.keys() <= self.exchanged:  # as in nearly every step
+            return {}
+        unseen = [name for name in parameters if name not in self.exchanged]
+        found = {name: parameters[name].grad for name in unseen}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
 
     def begin(self, model: "GradientHooks") -> None:
         if not self._running:
@@ -156,9 +166,13 @@ class GradientHooks:
             _, sums = self._exchange.wait()
         own: list[Tensor] = []
         packed: list[Tensor] = []
+        exchanged = self._backward.exchanged
         for name, parameter in self._parameters.items():
             total = sums[name]
-            if total is None or total is parameter.grad:
+            if total is None:
+                continue
+            exchanged.add(name)
+            if total is parameter.grad:
                 continue
             if parameter.grad is None:
                 parameter.grad = total.clone()

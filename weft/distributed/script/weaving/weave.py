@@ -47,6 +47,7 @@ from weft.distributed.script.weaving.model_facts import describe_woven
 from weft.distributed.script.weaving.names import prefix_of
 from weft.distributed.script.weaving.observing import observe
 from weft.distributed.script.weaving.own_hooks import OwnHook
+from weft.distributed.script.weaving.same_gradients import check_same_gradients
 from weft.distributed.script.weaving.seeding import reseed
 from weft.distributed.script.weaving.steps import (
     OptimizerSteps,
@@ -112,6 +113,10 @@ def weave(
     the next step. The model trains on the device that it is on; move it there, and freeze what is not to be trained,
     before.
 
+    Gradients are exchanged in backward. Afterwards the script may change them, in place or by another tensor in `grad`,
+    from what all ranks have. Those that come from elsewhere (torch.autograd.grad) are to be the same on all ranks when
+    `optimizer.step()` is called: `p.grad = weft.mean(gradient, weight=len(x))`.
+
     Plans that are not synchronous take their steps in `optimizer.step()`, with the gradients as they are then: clipping
     is of a rank's own. At servers the optimizer runs where the parameters are, with this one's groups and settings.
     Between epochs every rank holds the consensus of all.
@@ -167,12 +172,14 @@ def weave(
 def _register(weaving: Weaving) -> None:
     """In one process by a reference that keeps nothing alive: a script may weave many models, one after the other."""
     world = weaving.world
-    _note_loading(weaving)
     if world.num_ranks > 1:
+        _note_loading(weaving)
         world.weavings.append(weaving)
         return
     known = weakref.proxy(weaving, lambda gone: world.weavings.__setitem__(slice(None), _without(world, gone)))
-    world.weavings.append(known)  # it lives as long as the models, whose hooks hold it
+    world.weavings.append(known)
+    for model in weaving.models:
+        _note_loading_of(model, weaving)  # the hook holds the weaving, as long as the model lives
 
 
 def _without(world: World, gone: object) -> list[Any]:
@@ -247,7 +254,7 @@ def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
         hook = optimizer.register_step_pre_hook(partial(_before_step, weaving, updated, trained))
         before: Any = optimizer._optimizer_step_pre_hooks
         before.move_to_end(hook.id, last=False)  # before pieces stand for parameters
-        optimizer.register_step_post_hook(lambda *_: weaving.note_step())
+        optimizer.register_step_post_hook(partial(_after_step, weaving, updated))
 
 
 def _note_steps(optimizer: torch.optim.Optimizer, waiting: AbstractContextManager[None]) -> None:
@@ -273,7 +280,16 @@ def _before_step(
     check_parameters(optimizer, own, trained)
     assert weaving.backward is not None, "gradients are exchanged there"
     weaving.backward.check_exchanged()
-    return close_over_all(weaving, arguments, options) if len(arguments) > 1 or options else None
+    changed = close_over_all(weaving, arguments, options) if len(arguments) > 1 or options else None
+    if changed is None:  # else the closure brings the gradients
+        check_same_gradients(weaving.world, weaving.backward.not_exchanged(own))
+    return changed
+
+
+def _after_step(weaving: Weaving, own: Mapping[str, Tensor], *_: Any) -> None:
+    assert weaving.backward is not None, "gradients are exchanged there"
+    weaving.backward.exchanged.difference_update(own)
+    weaving.note_step()
 
 
 def _updates_of_shard(weaving: Weaving, shard: int, settings: Settings) -> ShardUpdates:
@@ -285,9 +301,13 @@ def _updates_of_shard(weaving: Weaving, shard: int, settings: Settings) -> Shard
 def _note_loading(weaving: Weaving) -> None:
     """Ranks agree on states that a script loads."""
     for module in (module for model in weaving.models for module in model.modules()):  # a script may load one part
-        module.register_load_state_dict_post_hook(OwnHook(lambda *_: weaving.note_loading("model")))
+        _note_loading_of(module, weaving)
     for optimizer in weaving.optimizers:
         optimizer.register_load_state_dict_post_hook(lambda *_: weaving.note_loading("optimizer"))
+
+
+def _note_loading_of(module: nn.Module, weaving: Weaving) -> None:
+    module.register_load_state_dict_post_hook(OwnHook(lambda *_: weaving.note_loading("model")))
 
 
 def _check_first_at_servers(weaving: Weaving) -> None:
