@@ -13,9 +13,9 @@ from torch import nn
 
 from tests.distributed.script.virtual_script import run_script
 from tests.processes.ranks import run_processes
-from weft.distributed.script.saving_guard import guard_torch_save
-from weft.distributed.script.weave import weave
-from weft.distributed.script.world import find_world
+from weft.distributed.script.weaving.torch_save import guard_torch_save
+from weft.distributed.script.weaving.weave import weave
+from weft.distributed.script.world.world import find_world
 
 
 @pytest.fixture(autouse=True)

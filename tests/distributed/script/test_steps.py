@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,15 +13,17 @@ from torch.utils.data import DataLoader
 from tests.distributed.script.loops import apart, data_of, make_model, train
 from tests.distributed.script.virtual_script import run_script
 from tests.distributed.virtual_plan import run_plan
+from tests.processes.ranks import run_processes
 from weft.distributed.group import AbstractGroup
-from weft.distributed.script.blocks import consensus
-from weft.distributed.script.evaluation import evaluation
-from weft.distributed.script.saving import read_state_dict, save, state_dict
-from weft.distributed.script.weave import weave
-from weft.distributed.script.weaving import weavings_of
-from weft.distributed.script.world import find_world
+from weft.distributed.script.data.evaluation import evaluation
+from weft.distributed.script.saving.saving import read_state_dict, save, state_dict
+from weft.distributed.script.weaving.blocks import consensus
+from weft.distributed.script.weaving.weave import weave
+from weft.distributed.script.weaving.weaving import weavings_of
+from weft.distributed.script.world.world import find_world
 from weft.errors import PlanError, UsageError
 from weft.graph import State
+from weft.secret import SECRET_VARIABLE, make_secret
 from weft.training.optimizers import TorchOptimizer
 from weft.training.replicas import AbstractReplicas, Update
 from weft.training.sampling import share
@@ -509,7 +511,7 @@ def test_parameters_that_a_script_writes_are_refused_at_servers(plan: str, clamp
         for x, y in loader:
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
-            CLAMPS[clamp](model[0].weight)
+            CLAMPS[clamp](cast(nn.Parameter, model[0].weight))
 
     with pytest.raises(UsageError, match=r"written by the script \(0.weight\).*topology=native"):
         run_script(script, 2, f"data {plan}")
@@ -534,6 +536,17 @@ def test_a_run_is_recorded_and_repeated(tmp_path: Path) -> None:
     recorded = run_script(train, 3, plan, run=tmp_path)
     assert len(list(tmp_path.rglob("*shard*"))) == 2
     assert run_script(train, 3, plan, replay=tmp_path) == recorded
+
+
+# ---- real processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["async topology=server", "gossip(ring,mix=pair)"])
+def test_a_rank_that_fails_ends_at_once_with_what_it_serves(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, make_secret().hex())
+    with pytest.raises(AssertionError, match="ValueError: the script's own"):
+        run_processes("tests.distributed.woven:fail_beside_servers", 2, rank=1, plan=f"data consistency={plan}")
 
 
 # ---- what is refused
