@@ -18,6 +18,7 @@ from weft.training.sampling import span
 
 __all__ = ["cut", "digest_of", "num_samples", "part_of"]
 
+PLAIN = (bool, int, float, str, bytes)
 LOOKED_AT = 64
 """Elements of a tensor that make up its digest."""
 
@@ -69,7 +70,7 @@ def _like(batch: Any, items: list[Any]) -> Any:
 
 
 def _is_column(batch: Any) -> bool:
-    return bool(batch) and all(isinstance(item, bool | int | float | str | bytes) for item in batch)
+    return bool(batch) and isinstance(batch[0], PLAIN) and all(isinstance(item, PLAIN) for item in batch)
 
 
 def _sizes(batch: Any, dim: int) -> list[int]:

@@ -83,7 +83,7 @@ class TrainingLoader:
             self._done, batches = 0, self._feed.begin()
         else:
             batches = self._feed.resume(resumed)
-        share = self._epochs.share
+        share, supervision = self._epochs.share, self._world.supervision
         to_skip: int | None = None
         try:
             for batch, own, whole, _ in batches:
@@ -92,7 +92,8 @@ class TrainingLoader:
                 to_skip = self._epochs.num_to_skip() if to_skip is None else to_skip - 1
                 if not to_skip:
                     to_skip = None  # asked once for every batch that is handed out
-                    self._world.supervision.tell(BatchTaken(batch))
+                    if supervision.observers:
+                        supervision.tell(BatchTaken(batch))
                     yield batch
         except GeneratorExit:
             if self._current is current:  # and not a later one, which began before this was closed
