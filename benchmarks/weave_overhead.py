@@ -45,7 +45,7 @@ class Comparison:
 COMPARISONS = (
     Comparison("small mlp", 1500, 5),
     Comparison("resnet20", 120, 1),
-    Comparison("small mlp", 1500, 5, way=" by hand"),
+    Comparison("gpt", 120, 1, way=" by hand"),
     Comparison("small mlp", 1500, 10, way=" evaluation"),
 )
 
