@@ -16,6 +16,8 @@ LAUNCHERS = ("torchrun", "mpirun")
 def find_fault(command: str, root: Path) -> str:
     """What is wrong with a command as typed in the root folder; empty if nothing is."""
     words = shlex.split(command.partition(" | ")[0], comments=True)
+    while "=" in words[0]:  # a variable of the environment
+        words = words[1:]
     if words[0] in LAUNCHERS:
         words = _after_launcher(words)
     if words[0] == "make":

@@ -107,6 +107,17 @@ def test_a_script_whose_ranks_never_met_has_failed(monkeypatch: pytest.MonkeyPat
         run_script(alone)
 
 
+def test_a_script_that_only_tells_how_it_is_used_trains_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_rank(monkeypatch, size=2, has_met=False)
+    Path("help.py").write_text("import sys; sys.exit(0)")
+    run_script(Script("help.py").to_json())
+    Path("copies.py").write_text(
+        "import sys, torch\np = torch.nn.Parameter(torch.ones(1))\ntorch.optim.SGD([p]).step()\nsys.exit(0)\n"
+    )
+    with pytest.raises(UsageError, match="script never joined the other ranks"):
+        run_script(Script("copies.py").to_json())
+
+
 def test_a_script_that_takes_long_to_join_is_told_early(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,14 +32,14 @@ def train() -> float:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return weft.sum(total) / 150
+    return float(weft.sum(total)) / 150
 
 
 @torch.no_grad()
 def validate() -> float:
     model.eval()
     right = sum(int((model(images).argmax(1) == target).sum()) for images, target in weft.evaluation(val_loader))
-    return weft.sum(right) / 50
+    return float(weft.sum(right)) / 50
 
 
 best, best_epoch = 0.0, 0

@@ -64,10 +64,11 @@ class Script:
         if self.path and not Path(self.path).is_file():
             raise UsageError(f"no such script ({self.path}); give the path of a Python file")
 
-    def run(self) -> None:
+    def run(self) -> bool:
         """Run it in this process, as its main program: what `python path ...` or `python -m module ...` would do.
 
-        Returns when it has ended well, by `sys.exit(0)` too. Its main module stays, for what still runs then.
+        Returns when it has ended well; whether at its last line, and not by `sys.exit(0)`. Its main module stays, for
+        what still runs then.
 
         Raises:
             SystemExit: with another exit code, or a text.
@@ -80,6 +81,8 @@ class Script:
         except SystemExit as left:
             if not (left.code is None or left.code == 0):
                 raise
+            return False
+        return True
 
 
 def _run_file(path: str, arguments: tuple[str, ...]) -> None:
@@ -117,10 +120,28 @@ def run_script(script: dict[str, Any]) -> None:
     from weft.distributed.torch_backend import use_torch_backend
 
     chosen = Script.from_json(script)
-    with _use_early_note(chosen), use_torch_backend(), _use_supervision():
-        chosen.run()
-    if _is_alone():
+    with _use_early_note(chosen), use_torch_backend(), _use_supervision(), _note_updates() as updates:
+        is_at_end = chosen.run()
+    if _is_alone() and (is_at_end or updates):  # not where it only told how it is used
         raise UsageError(f"script never joined the other ranks, so that {ALONE} ({chosen.name}); {CURE}")
+
+
+@contextmanager
+def _note_updates() -> Iterator[list[str]]:
+    """Holds an entry from the first step of any optimizer on."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    found: list[str] = []
+
+    def note(optimizer: object, *_arguments: object) -> None:
+        found.append(type(optimizer).__name__)
+        hook.remove()
+
+    hook = register_optimizer_step_pre_hook(note)
+    try:
+        yield found
+    finally:
+        hook.remove()
 
 
 @contextmanager

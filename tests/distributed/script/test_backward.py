@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from weft.distributed.script.blocks import no_sync
 from weft.distributed.script.incoming import Loss
 from weft.distributed.script.weave import weave
 from weft.distributed.script.world import find_world
-from weft.errors import PlanError, UsageError
+from weft.errors import OutOfStepError, PlanError, UsageError
 
 
 def sum_of_squares(found: Tensor, wanted: Tensor) -> Tensor:
@@ -176,6 +176,54 @@ def test_global_batch_norm_needs_synchronous_ranks() -> None:
         run_script(partial(normalised, 24, "mean", batch_norm="global"), 2, "data consistency=async topology=server")
 
 
+@pytest.mark.parametrize("num_samples", [22, 17])
+def test_a_share_of_one_sample_is_told_of_global_batch_norm(num_samples: int) -> None:
+    """6 samples over four ranks leave one for two of them; of 1 sample the others get one that does not count."""
+    with pytest.raises(UsageError, match=r"too small for batch norm.*batch_norm=\"global\""):
+        run_script(partial(normalised, num_samples, "mean"), 4)
+
+
+def test_another_error_of_batch_norm_is_torchs_own() -> None:
+    def script() -> None:
+        model = nn.BatchNorm1d(5)
+        weave(model, torch.optim.SGD(model.parameters(), lr=0.1), None)
+        with pytest.raises(ValueError, match="expected 2D or 3D"):
+            model(torch.zeros(1, 5, 1, 1))
+
+    run_script(script, 2)
+
+
+# ---- shares that do not count
+
+
+@pytest.mark.parametrize("plan", ["data", "shard", "data compress=bf16", "data topology=server", "data topology=ring"])
+@pytest.mark.parametrize(("norm", "batch_norm"), [(nn.Identity, "local"), (nn.BatchNorm1d, "global")])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_is_infinite_in_a_share_of_weight_0_stays_there(
+    plan: str, norm: Callable[[int], nn.Module], batch_norm: Any, accumulate: int
+) -> None:
+    """A rank whose share of the second batch is all padding divides by 0 items."""
+    x, y = data_of(16).tensors
+    data = TensorDataset(x, y, torch.tensor([[1.0]] * 12 + [[0.0]] * 4))
+
+    def script() -> list[float]:
+        torch.manual_seed(3)
+        model: nn.Module = nn.Sequential(nn.Linear(5, 4), norm(4), nn.Linear(4, 1))
+        options: dict[str, Any] = {"weight": lambda batch: batch[2].sum(), "batch_norm": batch_norm}
+        model, optimizer, loader = weave(model, sgd(model), DataLoader(data, 8), **options)
+        for number, (x, y, mask) in enumerate(loader):
+            ((model(x) - y).square() * mask).sum().div(mask.sum()).backward()
+            if (number + 1) % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        return nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+    found = run_script(script, 2, plan)
+    assert found[0] == found[1] and torch.tensor(found[0]).isfinite().all()
+    if norm is nn.Identity:  # padding is a part of the batch for a norm in one process
+        assert apart(found[0], script()) < (1e-2 if "bf16" in plan else 1e-6)
+
+
 # ---- random numbers
 
 
@@ -190,3 +238,22 @@ def test_ranks_draw_masks_of_their_own_and_rank_0_those_of_one_process() -> None
     assert first == script()
     assert first != second != third != first
     assert run_script(script, 3) == [first, second, third]
+
+
+def test_steps_that_one_rank_takes_alone_are_found_when_the_epoch_ends() -> None:
+    """Once its weights drifted from the others', without a word."""
+
+    def step_again(_model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if find_world().rank == 1:
+            optimizer.step()
+
+    with pytest.raises(OutOfStepError, match="number of optimizer steps is 3 on rank 0, 6 on rank 1"):
+        run_script(partial(train, change=step_again), 2)
+
+
+def test_a_layer_that_is_put_in_after_weave_is_refused() -> None:
+    def put_in(model: nn.Module, _optimizer: torch.optim.Optimizer) -> None:
+        cast(nn.Sequential, model)[2] = nn.Linear(8, 1)
+
+    with pytest.raises(UsageError, match=r"model has got a parameter after weave.*\(2.weight\); weave it last"):
+        run_script(partial(train, after_epoch=put_in), 2)

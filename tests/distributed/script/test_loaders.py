@@ -318,6 +318,13 @@ def test_what_cannot_be_shared_is_refused() -> None:
         with pytest.raises(UsageError, match="shared twice"):
             check_loader(twice)
 
+    class Doubled(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return (2 * batch for (batch,) in super().__iter__())
+
+    with pytest.raises(UsageError, match=r"__iter__ of its own.*Doubled.*collate_fn.*weft\.share"):
+        check_loader(Doubled(TensorDataset(torch.arange(13)), 4))
+
 
 # ---- positions
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from tests.distributed.script.virtual_script import run_script
 from tests.processes.ranks import run_processes
 from weft.distributed.script.saving_guard import guard_torch_save
+from weft.distributed.script.weave import weave
 from weft.distributed.script.world import find_world
 
 
@@ -154,3 +156,17 @@ def test_processes_save_and_read_one_path_at_once(tmp_path: Path) -> None:
     assert run_processes(this, 3, target=str(tmp_path / "a.pt"), times=30) == [0, 0, 0]
     assert torch.load(tmp_path / "a.pt")["number"] == 29 and os.listdir(tmp_path) == ["a.pt"]
     assert sum(run_processes(this, 3, target=str(tmp_path / "b.pt"), times=30, is_guarded=False)) > 0
+
+
+def test_a_model_is_saved_as_a_whole_without_what_weave_put_there(tmp_path: Path) -> None:
+    """Hooks and a global batch norm could not be pickled, and are nothing to whoever reads the file."""
+
+    def script() -> bool:
+        model, _, _ = weave(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), None, None, batch_norm="global")
+        torch.save(model, tmp_path / "whole.pt")
+        return "forward" in vars(model[1]) and bool(model._load_state_dict_post_hooks)
+
+    assert run_script(script, 2) == [True, True], "and is there again after it"
+    with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.BatchNorm1d]):
+        read = torch.load(tmp_path / "whole.pt")
+    assert "forward" not in vars(read[1]) and not read._load_state_dict_post_hooks

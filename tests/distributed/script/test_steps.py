@@ -15,6 +15,8 @@ from tests.distributed.script.virtual_script import run_script
 from tests.distributed.virtual_plan import run_plan
 from weft.distributed.group import AbstractGroup
 from weft.distributed.script.blocks import consensus
+from weft.distributed.script.evaluation import evaluation
+from weft.distributed.script.saving import read_state_dict, save, state_dict
 from weft.distributed.script.weave import weave
 from weft.distributed.script.weaving import weavings_of
 from weft.distributed.script.world import find_world
@@ -495,6 +497,36 @@ def test_weights_that_are_swapped_for_an_evaluation_and_back_are_no_writes(plan:
 
     swapped = run_script(partial(train, change=swap, after_epoch=swap), 2, f"data {plan}")
     assert swapped == run_script(train, 2, f"data {plan}")
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("plan", ["data", "shard", *SERVERS[1:], *RELAXED])
+def test_weights_that_are_loaded_after_training_are_those_that_count(plan: str, is_held: bool, tmp_path: Path) -> None:
+    """The best ones, say: for evaluation, state_dict and save, between epochs and after a loop that was left early."""
+
+    def script() -> list[set[float]]:
+        model: nn.Module = make_model()
+        model, optimizer, loader = weave(model, sgd(model), DataLoader(data_of(24), 8))
+        for number, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if number == 1 and not is_held:
+                break
+        rank = find_world().rank
+        model.load_state_dict({name: torch.full_like(its, 7.0 + rank) for name, its in model.state_dict().items()})
+        found = []
+        for _ in evaluation(DataLoader(data_of(8), 2)):
+            found.append(nn.utils.parameters_to_vector(model.parameters()))
+        with consensus():
+            found.append(nn.utils.parameters_to_vector(model.parameters()))
+        found += state_dict(model).values()
+        save(tmp_path / "best", model=model)
+        return [set(its.flatten().tolist()) for its in found]
+
+    for found in run_script(script, 2, plan):
+        assert all(its == {7.0} for its in found)
+    assert all(set(its.flatten().tolist()) == {7.0} for its in read_state_dict(tmp_path / "best").values())
 
 
 def test_a_run_is_recorded_and_repeated(tmp_path: Path) -> None:

@@ -21,17 +21,26 @@ __all__ = ["LaunchedPlace"]
 
 @final
 class LaunchedPlace(AbstractPlace):
-    """One process of a run; by default the one that the environment tells of, on the CPU."""
+    """One process of a run; by default the one that the environment tells of, on the CPU.
 
-    def __init__(self, launch: Launch | None = None, device: torch.device = CPU) -> None:
+    Args:
+        silence: seconds after which a rank that takes no part in a call counts as lost. One that is dead is known at
+            once; those of a script may compute alone for long.
+    """
+
+    def __init__(self, launch: Launch | None = None, device: torch.device = CPU, *, silence: float = 300.0) -> None:
         super().__init__({}, device)
         self.launch = launch or find_launch()
+        self._silence = silence
 
     def on(self, wish: str) -> "LaunchedPlace":
         """This place on the device that a wish means for it, as `find_device` tells; the process is set up for it."""
         device = find_device(wish, self.launch.local_rank)
         prepare_device(device)
-        return LaunchedPlace(self.launch, device)
+        return self.with_device(device)
+
+    def with_device(self, device: torch.device) -> "LaunchedPlace":
+        return LaunchedPlace(self.launch, device, silence=self._silence)
 
     @property
     def rank(self) -> int:
@@ -56,7 +65,7 @@ class LaunchedPlace(AbstractPlace):
         return plan.roles.processes[self.rank]
 
     def open_group(self, plan: Plan) -> AbstractGroup:
-        group = open_group(self.launch, timeout=self.patience)
+        group = open_group(self.launch, timeout=self._silence)
         try:
             return open_for_device(self.launch, group, plan, self.device)
         except BaseException:
@@ -64,7 +73,7 @@ class LaunchedPlace(AbstractPlace):
             raise
 
     def open_world(self, num_ranks: int) -> AbstractGroup | None:
-        return open_world(self.launch, num_ranks, self.patience)
+        return open_world(self.launch, num_ranks, self._silence)
 
     def open_notes(self) -> Store | None:
         return open_store(self.launch, self.patience) if self.size > 1 else None

@@ -9,8 +9,8 @@ w_r later: so here dy is weighed by w_r before it is added to that of the others
 
 import logging
 from collections.abc import Callable, Sequence
-from types import MethodType
-from typing import Any
+from functools import partial
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.script.weaving import Weaving
+from weft.errors import UsageError
 
-__all__ = ["find_batch_norms", "tell_of_batch_norm", "use_global_batch_norm"]
+__all__ = ["find_batch_norms", "use_global_batch_norm", "use_local_batch_norm"]
 
 _logger = logging.getLogger("weft")
 
@@ -28,9 +29,12 @@ def find_batch_norms(models: Sequence[nn.Module]) -> list[_BatchNorm]:
     return [module for model in models for module in model.modules() if isinstance(module, _BatchNorm)]
 
 
-def tell_of_batch_norm(weaving: Weaving) -> None:
-    """Say once that batch norm sees a rank's share."""
-    if find_batch_norms(weaving.models) and weaving.world.is_first:
+def use_local_batch_norm(weaving: Weaving) -> None:
+    """Say once that batch norm sees a rank's share, and what to do should one be too small."""
+    found = find_batch_norms(weaving.models)
+    for module in found:
+        vars(module)["forward"] = _Forward(module, _normalize_share)
+    if found and weaving.world.is_first:
         _logger.warning(
             "batch norm takes its statistics over each rank's share of a batch (ranks: %d); "
             'weave(..., batch_norm="global") takes them over the whole batch, as one process does',
@@ -41,30 +45,54 @@ def tell_of_batch_norm(weaving: Weaving) -> None:
 def use_global_batch_norm(weaving: Weaving) -> None:
     """Let the batch norms of the models take statistics over the samples of all ranks."""
     for module in find_batch_norms(weaving.models):
-        vars(module)["forward"] = MethodType(_make_forward(weaving), module)
+        vars(module)["forward"] = _Forward(module, partial(_normalize_over_all, weaving))
 
 
-def _make_forward(weaving: Weaving) -> Callable[[Any, Tensor], Tensor]:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        if not self.training:
-            normalized: Tensor = type(self).forward(self, x)
-            return normalized
-        self._check_input_dim(x)
-        weight = weaving.share.weight
-        factor = weight if weaving.loss == "mean" else float(weight > 0)
-        y, mean, variance, count = _GlobalNorm.apply(  # type: ignore[no-untyped-call]
-            x, self.weight, self.bias, self.eps, factor, weaving.world.group
-        )
-        if self.track_running_stats:
-            self.num_batches_tracked.add_(1)
-            momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-            unbiased = variance * (count / max(count - 1.0, 1.0))
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
-            self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
-        result: Tensor = y
-        return result
+@final
+class _Forward:
+    """Stands in for the forward of one module; copies of the module have that of its class again."""
 
-    return forward
+    def __init__(self, module: _BatchNorm, forward: Callable[[Any, Tensor], Tensor]) -> None:
+        self._module, self._forward = module, forward
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._forward(self._module, x)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._module, "forward")  # which is asked of the copy before it has anything of its own
+
+
+def _normalize_share(module: Any, x: Tensor) -> Tensor:
+    try:
+        normalized: Tensor = type(module).forward(module, x)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise UsageError(
+            f"this rank's share of the batch is too small for batch norm (input: {tuple(x.shape)}); "
+            'use batch_norm="global", larger batches, or drop_last=True'
+        ) from error
+    return normalized
+
+
+def _normalize_over_all(weaving: Weaving, module: Any, x: Tensor) -> Tensor:
+    if not module.training:
+        normalized: Tensor = type(module).forward(module, x)
+        return normalized
+    module._check_input_dim(x)
+    weight = weaving.share.weight
+    factor = weight if weaving.loss == "mean" else float(weight > 0)
+    y, mean, variance, count = _GlobalNorm.apply(  # type: ignore[no-untyped-call]
+        x, module.weight, module.bias, module.eps, factor, weaving.world.group
+    )
+    if module.track_running_stats:
+        module.num_batches_tracked.add_(1)
+        momentum = 1.0 / float(module.num_batches_tracked) if module.momentum is None else module.momentum
+        unbiased = variance * (count / max(count - 1.0, 1.0))
+        module.running_mean.lerp_(mean.to(module.running_mean.dtype), momentum)
+        module.running_var.lerp_(unbiased.to(module.running_var.dtype), momentum)
+    result: Tensor = y
+    return result
 
 
 class _GlobalNorm(torch.autograd.Function):
@@ -94,7 +122,8 @@ class _GlobalNorm(torch.autograd.Function):
         to_bias, to_weight = wide.sum(ctx.dims), (wide * normalized).sum(ctx.dims)
         grad_weight = to_weight.to(weight.dtype) if weight is not None else None
         grad_bias = to_bias.to(weight.dtype if weight is not None else dy.dtype) if ctx.has_bias else None
-        sums = torch.cat([to_bias, to_weight]).mul(ctx.factor).cpu()
+        sums = torch.cat([to_bias, to_weight]).cpu()
+        sums = sums.mul_(ctx.factor) if ctx.factor else sums.zero_()  # 0 times infinite is not 0
         ctx.group.all_reduce(sums)
         if not ctx.factor:  # of a sample that does not count nothing comes
             return torch.zeros_like(dy), grad_weight, grad_bias, None, None, None

@@ -113,6 +113,7 @@ class GradientHooks:
         self._exchange = exchange
         self._backward = backward
         self._is_running = False
+        self._is_empty = False  # this rank has no part in the batch
         self.is_owed = False  # what backward left inside of no_sync is in the parameters
         self._untouched: set[str] = set()  # by the backward that runs
         backward.models.append(self)
@@ -126,11 +127,15 @@ class GradientHooks:
                     self.is_owed = True
                     return
                 self._is_running, self._untouched = True, set(self._parameters)
-                self._exchange.begin(self._backward.weight)
+                weight = self._backward.weight
+                self._exchange.begin(weight)
+                self._is_empty = not weight
                 self._backward.begin(self)
             # Views on the way back give two parameters one piece of memory, which would be averaged twice in place.
             if parameter.grad is not None and shares_memory(parameter.grad):
                 parameter.grad = parameter.grad.clone()
+            if self._is_empty and parameter.grad is not None:  # 0 times infinite would be no 0 on the other ranks
+                parameter.grad.zero_()
             self._untouched.discard(name)
             self._exchange.add(name, parameter.grad)
 

@@ -24,6 +24,11 @@ def check_loader(loader: Any) -> None:
         raise UsageError(
             f"loader is not a DataLoader (type: {type(loader).__name__}); use loader=None, and weft.share in the loop"
         )
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise UsageError(
+            f"loader makes its batches in an __iter__ of its own, which ranks that draw for each other would pass by "
+            f"(type: {type(loader).__name__}); do it in collate_fn, or use loader=None, and weft.share in the loop"
+        )
     batches: Any = loader.batch_sampler
     if any(
         isinstance(sampler, DistributedSampler) for sampler in (loader.sampler, getattr(batches, "sampler", batches))
@@ -60,6 +65,8 @@ class TrainingLoader:
         return self._loader
 
     def __getattr__(self, name: str) -> Any:
+        if name in TrainingLoader.__slots__:  # not there yet, as in a copy that is being made
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def __len__(self) -> int:

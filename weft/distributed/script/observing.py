@@ -23,6 +23,7 @@ from weft.distributed.script.events import (
     UpdateEnded,
     Woven,
 )
+from weft.distributed.script.own_hooks import OwnHook
 from weft.specs import Plan
 from weft.training.replicas import AbstractReplicas, Traffic
 
@@ -116,11 +117,11 @@ def _inputs(args: Any, kwargs: Any) -> tuple[Tensor, ...]:
 
 
 def _forward_began(tell: Observer) -> Callable[..., None]:
-    return lambda _model, args, kwargs: tell(ForwardBegan(_inputs(args, kwargs)))
+    return OwnHook(lambda _model, args, kwargs: tell(ForwardBegan(_inputs(args, kwargs))))
 
 
 def _forward_ended(tell: Observer) -> Callable[..., None]:
-    return lambda _model, args, kwargs, _output: tell(ForwardEnded(_inputs(args, kwargs)))
+    return OwnHook(lambda _model, args, kwargs, _output: tell(ForwardEnded(_inputs(args, kwargs))))
 
 
 def _observe_updates(tell: Observer, optimizer: torch.optim.Optimizer) -> None:

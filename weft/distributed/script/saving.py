@@ -117,7 +117,7 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
     weaving = next((one for one in world.weavings if any(own is model for own in one.models)), None)
     if weaving is None or world.num_ranks == 1:
         return _copy_of(model)
-    with world.meeting("weft.state_dict"), _use_mean_statistics(weaving), weaving.use_consensus():
+    with world.meeting("weft.state_dict"), weaving.use_consensus(), _use_mean_statistics(weaving):
         return _copy_of(model)
 
 

@@ -46,7 +46,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def changes_of(settings: Settings, before: Settings) -> str | None:
-    """What differs from `before`, as JSON: rows of optimizer, group, key and value; None where nothing does.
+    """The settings that differ from `before`, as JSON: rows of optimizer, group, key and value; None if none does.
 
     >>> changes_of([[{"lr": 0.1, "betas": [0.9, 0.99]}]], [[{"lr": 0.2, "betas": [0.9, 0.99]}]])
     '[[0, 0, "lr", 0.1]]'

@@ -26,7 +26,7 @@ from weft.distributed.placement import DataParallel
 from weft.distributed.placement.cut import cut_evenly
 from weft.distributed.placement.exchange import GradientExchange
 from weft.distributed.realise import RunSpec, realise
-from weft.distributed.script.batch_norm import find_batch_norms, tell_of_batch_norm, use_global_batch_norm
+from weft.distributed.script.batch_norm import find_batch_norms, use_global_batch_norm, use_local_batch_norm
 from weft.distributed.script.checks import (
     as_list,
     check_models,
@@ -45,6 +45,7 @@ from weft.distributed.script.losses import close_over_all
 from weft.distributed.script.model_facts import describe_woven
 from weft.distributed.script.names import prefix_of
 from weft.distributed.script.observing import observe
+from weft.distributed.script.own_hooks import OwnHook
 from weft.distributed.script.saving_guard import guard_torch_save
 from weft.distributed.script.seeding import reseed
 from weft.distributed.script.shares import make_share
@@ -161,13 +162,12 @@ def weave(
 def _register(weaving: Weaving) -> None:
     """In one process by a reference that keeps nothing alive: a script may weave many models, one after the other."""
     world = weaving.world
+    _note_loading(weaving)
     if world.num_ranks > 1:
         world.weavings.append(weaving)
         return
     known = weakref.proxy(weaving, lambda gone: world.weavings.__setitem__(slice(None), _without(world, gone)))
-    world.weavings.append(known)
-    for model in weaving.models:
-        vars(model)["_woven"] = weaving  # as long as the model lives
+    world.weavings.append(known)  # it lives as long as the models, whose hooks hold it
 
 
 def _without(world: World, gone: object) -> list[Any]:
@@ -181,7 +181,6 @@ def _join(weaving: Weaving, batch_norm: str) -> None:
     settings = {"plan": plan, "loss": weaving.loss, "batch_norm": batch_norm}
     with world.meeting("weft.weave", describe_woven(weaving.models, weaving.optimizers, **settings), same_line=False):
         _join_others(weaving, batch_norm)
-    _note_loading(weaving)
 
 
 def _join_others(weaving: Weaving, batch_norm: str) -> None:
@@ -206,7 +205,7 @@ def _join_others(weaving: Weaving, batch_norm: str) -> None:
     if batch_norm == "global":
         use_global_batch_norm(weaving)
     else:
-        tell_of_batch_norm(weaving)
+        use_local_batch_norm(weaving)
     weaving.replicas = replicas
     if not takes_own_steps(plan):
         assert isinstance(replicas, DataParallel), "synchronous ranks of a group"
@@ -281,7 +280,7 @@ def _updates_of_shard(weaving: Weaving, shard: int, settings: Settings) -> Shard
 def _note_loading(weaving: Weaving) -> None:
     """Ranks agree on states that a script loads."""
     for module in (module for model in weaving.models for module in model.modules()):  # a script may load one part
-        module.register_load_state_dict_post_hook(lambda *_: weaving.note_loading("model"))
+        module.register_load_state_dict_post_hook(OwnHook(lambda *_: weaving.note_loading("model")))
     for optimizer in weaving.optimizers:
         optimizer.register_load_state_dict_post_hook(lambda *_: weaving.note_loading("optimizer"))
 
@@ -298,4 +297,4 @@ def _check_first_at_servers(weaving: Weaving) -> None:
 
 
 def _place_on(place: AbstractPlace, device: torch.device) -> AbstractPlace:
-    return LaunchedPlace(place.launch, device) if isinstance(place, LaunchedPlace) else place
+    return place.with_device(device) if isinstance(place, LaunchedPlace) else place

@@ -27,6 +27,7 @@ from weft.distributed.script.names import name_buffers, name_parameters, paramet
 from weft.distributed.script.torch_updates import OwnUpdates, write_slots
 from weft.distributed.script.world import World
 from weft.distributed.script.writes import ParameterWrites
+from weft.errors import UsageError
 from weft.graph import State
 from weft.specs import Plan
 from weft.training.checkpoint import Entry
@@ -97,35 +98,42 @@ class Weaving(AbstractEpochs):
     def begin_epoch(self) -> None:
         self.leave_consensus()
         self._batches_since = 0
-        if self.replicas is None:
-            return
-        marks = torch.tensor([float(bool(self._loaded)), float("optimizer" in self._loaded)])
-        with self.world.waiting("states that were loaded", self.world.group):
-            self.world.group.all_reduce(marks)
-        if marks[0]:
-            self.begin_again(keeps_state=not marks[1])
+        self.agree_on_loading()
 
     def end_epoch(self) -> None:
         if self.replicas is None:
             return
-        with self.world.meeting("end of an epoch", same_line=False):
+        self._check_models()
+        # Ranks at a pace of their own may leave a step out, each by itself.
+        facts = {"number of optimizer steps": self.num_steps} if self.plan.is_synchronous else {}
+        with self.world.meeting("end of an epoch", facts, same_line=False):
             average_in_host_memory(self.world.group, self.buffers.values())
             self.enter_consensus()
 
+    def _check_models(self) -> None:
+        """Once in an epoch: a layer that was put in after `weave` is updated by an optimizer that is not woven."""
+        woven = {id(parameter) for parameter in self.parameters.values()}
+        for model in self.models:
+            for name, parameter in model.named_parameters():
+                if id(parameter) not in woven:
+                    raise UsageError(
+                        f"model has got a parameter after weave, which no rank exchanges ({name}); weave it last"
+                    )
+
     @contextmanager
     def use_consensus(self) -> Iterator[None]:
-        if self._is_held or self.replicas is None:
-            yield
-            return
+        was_held = self._is_held
         self.enter_consensus()
         try:
             yield
         finally:
-            self.leave_consensus()
+            if not was_held:
+                self.leave_consensus()
 
     def enter_consensus(self) -> None:
-        """A collective call; nothing to do where it is held already."""
-        if self.writes is not None and not self._loaded:
+        """A collective call. Of what the script has loaded since, all ranks agree first: it is the consensus then."""
+        self.agree_on_loading()
+        if self.writes is not None:
             self.writes.check()
         agreed = None if self._is_held else agreed_weights(self.replicas, self.world.group)
         self._is_held = True
@@ -175,13 +183,23 @@ class Weaving(AbstractEpochs):
             self._home = None  # what was loaded is what goes on
 
     def forget_loading(self) -> None:
-        """What was loaded is each rank's own."""
+        """Weights that were loaded are each rank's own."""
         self._loaded.clear()
 
     def settle_loading(self) -> None:
         """In the middle of an epoch: every rank has loaded the same, and goes on from it. A collective call then."""
         if self._loaded and self.replicas is not None:
             self.begin_again(keeps_state="optimizer" not in self._loaded)
+
+    def agree_on_loading(self) -> None:
+        """Where a rank has loaded a state, all go on from rank 0's. A collective call."""
+        if self.replicas is None:
+            return
+        marks = torch.tensor([float(bool(self._loaded)), float("optimizer" in self._loaded)])
+        with self.world.waiting("states that were loaded", self.world.group):
+            self.world.group.all_reduce(marks)
+        if marks[0]:
+            self.begin_again(keeps_state=not marks[1])
 
     def begin_again(self, *, keeps_state: bool = False) -> None:
         """All ranks go on with rank 0's parameters and buffers, as its script has loaded them. A collective call.

@@ -115,7 +115,7 @@ def find_world() -> World:
     if found is not None:
         return found
     if not _process:
-        place, given = LaunchedPlace(), os.environ.get(PLAN_VARIABLE)
+        place, given = LaunchedPlace(silence=3600.0), os.environ.get(PLAN_VARIABLE)
         plan = parse_plan_for(given, place.size) if given else None
         _process.append(World(place, plan, find_supervision(place.rank)))
     return _process[0]
