@@ -40,7 +40,7 @@ class ParameterWrites:
         self._noted = digests_of(parameters)
 
     def note(self) -> None:
-        """What is there now is there by right."""
+        """The contents are as they should be, whoever wrote them."""
         self._noted = digests_of(self._parameters)
 
     def check(self) -> None:
