@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from weft.distributed.group import AbstractGroup
-from weft.distributed.script.events import ScriptEnded
-from weft.distributed.script.tracing import TraceRequest, supervise
-from weft.distributed.script.weaving import use_weavings
-from weft.distributed.script.world import World, use_world
+from weft.distributed.script.observation.events import ScriptEnded
+from weft.distributed.script.observation.tracing import TraceRequest, supervise
+from weft.distributed.script.weaving.weaving import use_weavings
+from weft.distributed.script.world.world import World, use_world
 from weft.distributed.virtual import run_virtual
 from weft.proving.script_proof import Run
 from weft.simulation.computation import ComputeModel

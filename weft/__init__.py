@@ -4,12 +4,12 @@ import importlib as _importlib
 import typing as _typing
 
 if _typing.TYPE_CHECKING:
-    from weft.distributed.script.blocks import consensus, no_sync
-    from weft.distributed.script.evaluation import evaluation
-    from weft.distributed.script.over_ranks import barrier, broadcast, gather, mean, print, sum
-    from weft.distributed.script.saving import load, read_state_dict, save, state_dict
-    from weft.distributed.script.sharing import share
-    from weft.distributed.script.weave import weave
+    from weft.distributed.script.calls.over_ranks import barrier, broadcast, gather, mean, print, sum
+    from weft.distributed.script.data.evaluation import evaluation
+    from weft.distributed.script.data.sharing import share
+    from weft.distributed.script.saving.saving import load, read_state_dict, save, state_dict
+    from weft.distributed.script.weaving.blocks import consensus, no_sync
+    from weft.distributed.script.weaving.weave import weave
     from weft.errors import WeftError
     from weft.graph import capture, loop
     from weft.metrics.measure import Measurements, measure, measured, measurements
@@ -67,27 +67,27 @@ _HOMES = {
     "Recipe": "weft.training.recipe",
     "Rule": "weft.metrics.metric",
     "WeftError": "weft.errors",
-    "barrier": "weft.distributed.script.over_ranks",
-    "broadcast": "weft.distributed.script.over_ranks",
+    "barrier": "weft.distributed.script.calls.over_ranks",
+    "broadcast": "weft.distributed.script.calls.over_ranks",
     "capture": "weft.graph",
-    "consensus": "weft.distributed.script.blocks",
-    "evaluation": "weft.distributed.script.evaluation",
-    "gather": "weft.distributed.script.over_ranks",
-    "load": "weft.distributed.script.saving",
+    "consensus": "weft.distributed.script.weaving.blocks",
+    "evaluation": "weft.distributed.script.data.evaluation",
+    "gather": "weft.distributed.script.calls.over_ranks",
+    "load": "weft.distributed.script.saving.saving",
     "loop": "weft.graph",
-    "mean": "weft.distributed.script.over_ranks",
+    "mean": "weft.distributed.script.calls.over_ranks",
     "measure": "weft.metrics.measure",
     "measured": "weft.metrics.measure",
     "measurements": "weft.metrics.measure",
-    "no_sync": "weft.distributed.script.blocks",
+    "no_sync": "weft.distributed.script.weaving.blocks",
     "parse_plan": "weft.specs",
-    "print": "weft.distributed.script.over_ranks",
-    "read_state_dict": "weft.distributed.script.saving",
-    "save": "weft.distributed.script.saving",
-    "share": "weft.distributed.script.sharing",
-    "state_dict": "weft.distributed.script.saving",
-    "sum": "weft.distributed.script.over_ranks",
-    "weave": "weft.distributed.script.weave",
+    "print": "weft.distributed.script.calls.over_ranks",
+    "read_state_dict": "weft.distributed.script.saving.saving",
+    "save": "weft.distributed.script.saving.saving",
+    "share": "weft.distributed.script.data.sharing",
+    "state_dict": "weft.distributed.script.saving.saving",
+    "sum": "weft.distributed.script.calls.over_ranks",
+    "weave": "weft.distributed.script.weaving.weave",
 }
 # Of this rank, asked anew each time.
 _OF_RANK = ("is_first", "num_ranks", "rank")
@@ -95,7 +95,7 @@ _OF_RANK = ("is_first", "num_ranks", "rank")
 
 def __getattr__(name: str) -> _typing.Any:
     if name in _OF_RANK:
-        return getattr(_importlib.import_module("weft.distributed.script.world").find_world(), name)
+        return getattr(_importlib.import_module("weft.distributed.script.world.world").find_world(), name)
     if name not in _HOMES:
         raise AttributeError(f"module 'weft' has no attribute {name!r}")
     return getattr(_importlib.import_module(_HOMES[name]), name)

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from weft.distributed.script.weave import weave
+from weft.distributed.script.weaving.weave import weave
+from weft.distributed.script.world.world import find_world
 
-__all__ = ["Script", "run_in_turn"]
+__all__ = ["Script", "fail_beside_servers", "run_in_turn"]
 
 
 class Forked(nn.Module):
@@ -87,6 +88,17 @@ class Script:
             multiprocessing_context="fork" if self.num_workers else None,
             generator=own,
         )
+
+
+def fail_beside_servers(rank: int, plan: str) -> None:
+    """A script that fails on one rank, while the others would go on, and while each serves the other."""
+    model = nn.Linear(3, 1)
+    model, optimizer, loader = weave(model, torch.optim.SGD(model.parameters(), lr=0.1), Script()._loader(), plan)
+    for number, (x, y) in enumerate(loader):
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        if number == 1 and find_world().rank == rank:
+            raise ValueError("the script's own")
 
 
 def run_in_turn(scripts: list[dict[str, object]]) -> list[dict[str, list[float]]]:

@@ -19,7 +19,7 @@ from tests.docs.changed_lines import Changed, changed_lines
 from tests.docs.documents import ROOT
 from tests.processes.launchers import mpirun, torchrun
 from tests.scripts.test_scripts import difference
-from weft.distributed.script.saving import read_state_dict
+from weft.distributed.script.saving.saving import read_state_dict
 from weft.training.datasets.mnist import fashion_mnist_files
 
 EXAMPLES = ROOT / "examples"

@@ -4,7 +4,7 @@ from torch import nn
 
 import weft
 from tests.processes.checkpoints import plant
-from weft.distributed.script.world import find_world
+from weft.distributed.script.world.world import find_world
 from weft.errors import TrainingError
 
 

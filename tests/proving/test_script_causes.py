@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.distributed.script.tracing import Counted, Facts, counts_of
+from weft.distributed.script.observation.tracing import Counted, Facts, counts_of
 from weft.proving.script_causes import (
     are_weights,
     draws_equally,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from weft.distributed.script.tracing import Facts
+from weft.distributed.script.observation.tracing import Facts
 from weft.proving.script_trace import ScriptTrace, compare_script
 
 

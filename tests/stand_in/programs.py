@@ -18,8 +18,8 @@ from tests.stand_in.small import folder_for, small_recipe
 from weft.distributed.group.staged import StagedGroup
 from weft.distributed.place import LaunchedPlace, find_launch, open_group
 from weft.distributed.realise import RunSpec, realise
-from weft.distributed.script.saving import load, save, state_dict
-from weft.distributed.script.weave import weave
+from weft.distributed.script.saving.saving import load, save, state_dict
+from weft.distributed.script.weaving.weave import weave
 from weft.distributed.virtual import run_virtual
 from weft.records.record import Repetition
 from weft.records.run_folder import RunFolder, create_run_folder

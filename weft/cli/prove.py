@@ -108,7 +108,7 @@ def _prove_script(
     json: bool,
 ) -> NoReturn:
     from weft.cli.output import print_json
-    from weft.distributed.script.tracing import TraceRequest
+    from weft.distributed.script.observation.tracing import TraceRequest
     from weft.engines.local import threads_per_rank
     from weft.proving.script_proof import check_provable, prove_script
     from weft.runs.script import NUM_RANKS, Script, choose_plan, launch_script

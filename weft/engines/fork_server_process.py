@@ -36,7 +36,7 @@ PRELOADED = (
     "numpy.random",
     "safetensors.torch",
     "weft.runs.rank",
-    "weft.distributed.script.weave",
+    "weft.distributed.script.weaving.weave",
     "weft.proving",
     "weft.recipes",
 )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.distributed.script.tracing import Counted
+from weft.distributed.script.observation.tracing import Counted
 from weft.proving.script_trace import ScriptTrace
 
 __all__ = [

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from weft.distributed.script.tracing import TraceRequest
+from weft.distributed.script.observation.tracing import TraceRequest
 from weft.errors import PlanError, UsageError
 from weft.proving.proof import Proof
 from weft.proving.rounding import rounding_of

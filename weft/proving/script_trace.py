@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from weft.distributed.script.tracing import Facts
+from weft.distributed.script.observation.tracing import Facts
 from weft.graph import relative_error
 from weft.proving.proof import Proof, Trace, failed, unpack_trace
 

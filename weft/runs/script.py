@@ -169,8 +169,8 @@ def _use_supervision() -> Iterator[None]:
     if "WEFT_SUPERVISION" not in os.environ:
         yield
         return
-    from weft.distributed.script.events import ScriptEnded
-    from weft.distributed.script.world import find_world
+    from weft.distributed.script.observation.events import ScriptEnded
+    from weft.distributed.script.world.world import find_world
 
     supervision = find_world().supervision
     if supervision.is_silent:

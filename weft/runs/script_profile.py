@@ -18,7 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, final
 
 from weft.atomic import write_json
-from weft.distributed.script.events import (
+from weft.distributed.script.observation.events import (
     BackwardEnded,
     BatchTaken,
     ExchangeEnded,
@@ -30,8 +30,8 @@ from weft.distributed.script.events import (
     UpdateEnded,
     Woven,
 )
-from weft.distributed.script.supervision import Supervision, supervision_variables
-from weft.distributed.script.tracing import StepsDoneError
+from weft.distributed.script.observation.supervision import Supervision, supervision_variables
+from weft.distributed.script.observation.tracing import StepsDoneError
 from weft.errors import UsageError
 from weft.metrics.statistics import Summary, summarise
 from weft.operators.aten_cost import cost_of

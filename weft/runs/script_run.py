@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from weft.atomic import write_json
-from weft.distributed.script.events import ScriptEnded, ScriptEvent, UpdateEnded, Woven, hash_woven
-from weft.distributed.script.supervision import Supervision, seed_generators, supervision_variables
+from weft.distributed.script.observation.events import ScriptEnded, ScriptEvent, UpdateEnded, Woven, hash_woven
+from weft.distributed.script.observation.supervision import Supervision, seed_generators, supervision_variables
 from weft.errors import CorruptFileError, RunFolderError, UsageError
 from weft.runs.script import Script, choose_plan, launch_script
 

@@ -11,10 +11,10 @@ from typing import Any, final
 from weft.distributed.group.faulty import Fault
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.place.topology import algorithm_of
-from weft.distributed.script.events import Observer, ScriptEnded
-from weft.distributed.script.supervision import Supervision, seed_generators
-from weft.distributed.script.weaving import use_weavings
-from weft.distributed.script.world import World, use_world
+from weft.distributed.script.observation.events import Observer, ScriptEnded
+from weft.distributed.script.observation.supervision import Supervision, seed_generators
+from weft.distributed.script.weaving.weaving import use_weavings
+from weft.distributed.script.world.world import World, use_world
 from weft.distributed.virtual import TEN_GIGABIT, VirtualResult, run_virtual
 from weft.engines.failure import describe
 from weft.errors import RankFailedError, UsageError, WeftError

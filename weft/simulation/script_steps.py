@@ -8,7 +8,7 @@ from typing import final
 
 import torch
 
-from weft.distributed.script.events import (
+from weft.distributed.script.observation.events import (
     BackwardEnded,
     BatchTaken,
     ForwardEnded,
@@ -22,7 +22,7 @@ from weft.distributed.script.events import (
     hash_woven,
     num_rows,
 )
-from weft.distributed.script.tracing import StepsDoneError
+from weft.distributed.script.observation.tracing import StepsDoneError
 from weft.errors import UsageError
 from weft.simulation.computation import ComputeModel, spread_evenly
 from weft.simulation.pace import Pace

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from weft.distributed.place import LaunchedPlace
-from weft.distributed.script.world import World, use_world
+from weft.distributed.script.world.world import World, use_world
 
 
 @pytest.fixture(autouse=True)

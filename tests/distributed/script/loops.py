@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from weft.distributed.script.weave import weave
+from weft.distributed.script.weaving.weave import weave
 
 __all__ = ["Change", "apart", "data_of", "make_model", "train"]
 

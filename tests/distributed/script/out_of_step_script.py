@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import weft
-from weft.distributed.script.world import find_world
+from weft.distributed.script.world.world import find_world
 from weft.errors import OutOfStepError
 
 RANK = find_world().rank

@@ -12,11 +12,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.distributed.script.loops import apart, data_of, make_model, train
 from tests.distributed.script.virtual_script import run_script
-from weft.distributed.script.blocks import no_sync
-from weft.distributed.script.incoming import Loss
-from weft.distributed.script.weave import weave
-from weft.distributed.script.world import find_world
-from weft.errors import OutOfStepError, PlanError, UsageError
+from weft.distributed.script.calls.over_ranks import mean
+from weft.distributed.script.weaving.blocks import no_sync
+from weft.distributed.script.weaving.incoming import Loss
+from weft.distributed.script.weaving.weave import weave
+from weft.distributed.script.world.world import find_world
+from weft.errors import OutOfStepError, PlanError, TrainingError, UsageError
 
 
 def sum_of_squares(found: Tensor, wanted: Tensor) -> Tensor:
@@ -193,6 +194,93 @@ def test_another_error_of_batch_norm_is_torchs_own() -> None:
     run_script(script, 2)
 
 
+# ---- gradients that do not come from backward
+
+Use = Callable[[nn.Module, torch.optim.Optimizer, Tensor], None]
+
+
+def by_hand(model: nn.Module, _: torch.optim.Optimizer, loss: Tensor, *, is_mean: bool = False) -> None:
+    parameters = list(model.parameters())
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        parameter.grad = mean(gradient) if is_mean else gradient
+
+
+def in_part(model: nn.Module, _: torch.optim.Optimizer, loss: Tensor) -> None:
+    """The last layer's by backward, the first one's by hand."""
+    first, *rest = model.parameters()
+    (gradient,) = torch.autograd.grad(loss, [first], retain_graph=True)
+    loss.backward(inputs=rest)
+    first.grad = gradient
+
+
+def replaced(model: nn.Module, _: torch.optim.Optimizer, loss: Tensor) -> None:
+    loss.backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad.clamp(-0.01, 0.01)
+
+
+def stepped_twice(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+
+
+def zeros_between(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """As those do that want an optimizer to have its state."""
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    optimizer.step()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+
+USES: list[Use] = [partial(by_hand, is_mean=True), replaced, stepped_twice, zeros_between]
+
+
+def use_gradients(use: Use) -> list[float]:
+    model: nn.Module = make_model()
+    model, optimizer, loader = weave(model, sgd(model), DataLoader(data_of(24), 8))
+    for x, y in loader:
+        use(model, optimizer, nn.functional.mse_loss(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+    return nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+
+@pytest.mark.parametrize("plan", ["data", "shard", "data compress=bf16"])
+@pytest.mark.parametrize("use", USES)
+def test_gradients_that_are_the_same_on_all_ranks_are_taken_wherever_they_come_from(use: Use, plan: str) -> None:
+    first, second = run_script(partial(use_gradients, use), 2, plan)
+    assert first == second
+    assert apart(first, use_gradients(use)) < (1e-2 if "bf16" in plan else 1e-6)
+
+
+@pytest.mark.parametrize("plan", ["data", "shard"])
+@pytest.mark.parametrize("use", [by_hand, in_part])
+def test_gradients_of_a_rank_alone_are_refused(use: Use, plan: str) -> None:
+    with pytest.raises(UsageError, match=r"does not come from backward.*0\.weight.*loss\.backward\(\).*weft\.mean"):
+        run_script(partial(use_gradients, use), 2, plan)
+
+
+def test_gradients_by_hand_are_refused_after_steps_of_backward_too() -> None:
+    def use(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        by_hand(model, optimizer, nn.functional.mse_loss(model(torch.rand(2, 5)), torch.rand(2, 1)))
+
+    with pytest.raises(UsageError, match="does not come from backward"):
+        run_script(partial(use_gradients, use), 2)
+
+
+def test_nobody_meets_for_gradients_of_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.distributed.script.weaving.same_gradients._digest", lambda _: 1 / 0)
+    run_script(train, 2)
+    run_script(partial(accumulated, 24, "mean", in_block=True), 2)
+
+
 # ---- shares that do not count
 
 
@@ -240,15 +328,20 @@ def test_ranks_draw_masks_of_their_own_and_rank_0_those_of_one_process() -> None
     assert run_script(script, 3) == [first, second, third]
 
 
+def step_on_rank_1(_model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if find_world().rank == 1:
+        optimizer.step()
+
+
 def test_steps_that_one_rank_takes_alone_are_found_when_the_epoch_ends() -> None:
-    """Once its weights drifted from the others', without a word."""
+    """Once its weights drifted from the others', without a word. Here it has no gradients."""
+    with pytest.raises(OutOfStepError, match="number of optimizer steps is 6 on rank 0, 7 on rank 1"):
+        run_script(partial(train, after_epoch=step_on_rank_1), 2)
 
-    def step_again(_model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        if find_world().rank == 1:
-            optimizer.step()
 
-    with pytest.raises(OutOfStepError, match="number of optimizer steps is 3 on rank 0, 6 on rank 1"):
-        run_script(partial(train, change=step_again), 2)
+def test_a_rank_that_steps_again_with_the_same_gradients_is_found_at_once() -> None:
+    with pytest.raises(TrainingError, match=r"rank 0 waits .*backward.*rank 1 waits .*own\.step\(\)"):
+        run_script(partial(train, change=step_on_rank_1), 2)
 
 
 def test_a_layer_that_is_put_in_after_weave_is_refused() -> None:

@@ -13,9 +13,11 @@ from torch.utils.data import DataLoader
 
 from tests.distributed.script.loops import data_of
 from tests.distributed.script.virtual_script import run_script
-from weft.distributed.script.weave import weave
-from weft.distributed.script.weaving import weavings_of
-from weft.distributed.script.world import find_world
+from weft.distributed.script.data.evaluation import EvaluationLoader
+from weft.distributed.script.data.loaders import TrainingLoader
+from weft.distributed.script.weaving.weave import weave
+from weft.distributed.script.weaving.weaving import weavings_of
+from weft.distributed.script.world.world import find_world
 
 
 def through_pickle(model: nn.Module) -> nn.Module:
@@ -69,9 +71,7 @@ def test_a_copy_of_a_woven_model_is_a_plain_one(
     assert found == [[{"model"}]] * size
 
 
-def test_a_copy_of_a_loader_that_is_being_made_asks_for_nothing() -> None:
-    model = nn.Linear(5, 1)
-    _, _, loader = weave(model, torch.optim.SGD(model.parameters()), DataLoader(data_of(16), 8))
-    empty = type(loader).__new__(type(loader))
+@pytest.mark.parametrize("kind", [TrainingLoader, EvaluationLoader])
+def test_a_copy_of_a_loader_that_is_being_made_asks_for_nothing(kind: Any) -> None:
     with pytest.raises(AttributeError, match="_loader"):
-        empty.dataset  # noqa: B018
+        kind.__new__(kind).dataset  # noqa: B018

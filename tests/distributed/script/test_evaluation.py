@@ -12,9 +12,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 
 import weft
 from tests.distributed.script.worlds import Noted, on_worlds
-from weft.distributed.script.evaluation import block_of
-from weft.distributed.script.loaders import TrainingLoader
-from weft.distributed.script.world import find_world
+from weft.distributed.script.data.evaluation import block_of
+from weft.distributed.script.data.loaders import TrainingLoader
+from weft.distributed.script.world.world import find_world
 from weft.errors import OutOfStepError, UsageError
 
 

@@ -3,11 +3,11 @@
 import torch
 from torch import nn
 
-from weft.distributed.script.batch_share import BatchShare
-from weft.distributed.script.events import GradientReady, ScriptEvent, UpdateBegan, Woven
-from weft.distributed.script.observing import observe
-from weft.distributed.script.weaving import Weaving
-from weft.distributed.script.world import find_world
+from weft.distributed.script.data.batch_share import BatchShare
+from weft.distributed.script.observation.events import GradientReady, ScriptEvent, UpdateBegan, Woven
+from weft.distributed.script.weaving.observing import observe
+from weft.distributed.script.weaving.weaving import Weaving
+from weft.distributed.script.world.world import find_world
 from weft.specs import parse_plan
 
 

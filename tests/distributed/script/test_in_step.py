@@ -9,8 +9,8 @@ from torch import nn
 
 from tests.distributed.virtual_plan import FREE
 from weft.distributed.group import AbstractGroup
-from weft.distributed.script.model_facts import describe_woven
-from weft.distributed.script.world import World, use_world
+from weft.distributed.script.weaving.model_facts import describe_woven
+from weft.distributed.script.world.world import World, use_world
 from weft.distributed.virtual import run_virtual
 from weft.errors import OutOfStepError
 from weft.simulation.place import VirtualPlace

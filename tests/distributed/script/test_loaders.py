@@ -25,9 +25,9 @@ from torch.utils.data import (
 import weft
 from tests.distributed.script.virtual_script import run_script
 from tests.distributed.script.worlds import Noted, on_worlds
-from weft.distributed.script.cutting import few_of, part_of
-from weft.distributed.script.loaders import TrainingLoader, check_loader
-from weft.distributed.script.world import find_world
+from weft.distributed.script.data.cutting import few_of, part_of
+from weft.distributed.script.data.loaders import TrainingLoader, check_loader
+from weft.distributed.script.world.world import find_world
 from weft.errors import OutOfStepError, UsageError
 
 Batches = list[list[int]]

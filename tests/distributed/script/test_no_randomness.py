@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from weft.distributed.script.no_randomness import NoRandomness, turn_off_dropout
+from weft.distributed.script.observation.no_randomness import NoRandomness, turn_off_dropout
 
 CALLS: dict[str, tuple[Callable[[], Tensor], float]] = {
     "dropout": (lambda: F.dropout(torch.full((50,), 2.0)), 2.0),

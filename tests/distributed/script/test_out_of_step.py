@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.distributed.script.out_of_step import find_out_of_step, name_ranks, tell_differing_facts, tell_stuck
-from weft.distributed.script.whereabouts import NotedCall, RankReport, RankState, Whereabouts
+from weft.distributed.script.world.out_of_step import find_out_of_step, name_ranks, tell_differing_facts, tell_stuck
+from weft.distributed.script.world.whereabouts import NotedCall, RankReport, RankState, Whereabouts
 from weft.script_lines import ScriptLine
 
 

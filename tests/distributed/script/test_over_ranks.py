@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import weft
 from tests.distributed.script.worlds import Noted, on_worlds
 from tests.processes.ranks import run_processes
-from weft.distributed.script import reductions
-from weft.distributed.script.trees import outline_of
+from weft.distributed.script.calls import reductions
+from weft.distributed.script.calls.trees import outline_of
 from weft.errors import OutOfStepError, UsageError
 
 FLOATS = st.floats(-1e6, 1e6)
@@ -194,7 +194,7 @@ def test_the_end_of_an_epoch_that_is_due_comes_first() -> None:
     def script(rank: int) -> list[str]:
         noted = Noted()
         for call in (weft.barrier, lambda: weft.mean(1), lambda: weft.gather(1), lambda: weft.broadcast(1)):
-            weft.distributed.script.world.find_world().owe_end(noted)
+            weft.distributed.script.world.world.find_world().owe_end(noted)
             call()
         return noted.notes
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 import weft
 from tests.distributed.script.virtual_script import run_script
-from weft.distributed.script.saving import load, read_state_dict, save, state_dict
-from weft.distributed.script.weave import weave
+from weft.distributed.script.saving.saving import load, read_state_dict, save, state_dict
+from weft.distributed.script.weaving.weave import weave
 from weft.errors import CorruptFileError, OutOfStepError, StorageError, UsageError
 
 
@@ -286,7 +286,7 @@ def test_a_disk_that_is_full_is_an_error_on_all_ranks(tmp_path: Path, monkeypatc
 
 
 def weft_rank() -> int:
-    from weft.distributed.script.world import find_world
+    from weft.distributed.script.world.world import find_world
 
     return find_world().rank
 

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.distributed.script.virtual_script import run_script
 from tests.processes.ranks import run_processes
-from weft.distributed.script.saving import load, save
-from weft.distributed.script.weave import weave
+from weft.distributed.script.saving.saving import load, save
+from weft.distributed.script.weaving.weave import weave
 
 EPOCHS, BATCHES = 3, 6
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.distributed.script.saving_parts import digest_of, from_bytes, to_bytes
-from weft.distributed.script.saving_structure import put_together, take_apart, tensor_names
+from weft.distributed.script.saving.parts import digest_of, from_bytes, to_bytes
+from weft.distributed.script.saving.structure import put_together, take_apart, tensor_names
 from weft.errors import CorruptFileError, UsageError
 from weft.records.strict_json import decode_json, encode_json
 

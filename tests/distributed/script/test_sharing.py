@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import weft
 from tests.distributed.script.worlds import Noted, on_worlds
-from weft.distributed.script.shares import make_share
-from weft.distributed.script.world import find_world
+from weft.distributed.script.data.shares import make_share
+from weft.distributed.script.world.world import find_world
 from weft.errors import UsageError
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,15 +13,17 @@ from torch.utils.data import DataLoader
 from tests.distributed.script.loops import apart, data_of, make_model, train
 from tests.distributed.script.virtual_script import run_script
 from tests.distributed.virtual_plan import run_plan
+from tests.processes.ranks import run_processes
 from weft.distributed.group import AbstractGroup
-from weft.distributed.script.blocks import consensus
-from weft.distributed.script.evaluation import evaluation
-from weft.distributed.script.saving import read_state_dict, save, state_dict
-from weft.distributed.script.weave import weave
-from weft.distributed.script.weaving import weavings_of
-from weft.distributed.script.world import find_world
+from weft.distributed.script.data.evaluation import evaluation
+from weft.distributed.script.saving.saving import read_state_dict, save, state_dict
+from weft.distributed.script.weaving.blocks import consensus
+from weft.distributed.script.weaving.weave import weave
+from weft.distributed.script.weaving.weaving import weavings_of
+from weft.distributed.script.world.world import find_world
 from weft.errors import PlanError, UsageError
 from weft.graph import State
+from weft.secret import SECRET_VARIABLE, make_secret
 from weft.training.optimizers import TorchOptimizer
 from weft.training.replicas import AbstractReplicas, Update
 from weft.training.sampling import share
@@ -473,6 +475,36 @@ def test_a_script_that_loads_its_state_after_weave_goes_on_from_it(plan: str) ->
         assert apart(first[1], script()[1]) < 1e-6
 
 
+@pytest.mark.parametrize("is_held", [True, False])
+@pytest.mark.parametrize("plan", ["data", "shard", *SERVERS[1:], *RELAXED])
+def test_weights_that_are_loaded_after_training_are_those_that_count(plan: str, is_held: bool, tmp_path: Path) -> None:
+    """The best ones, say: for evaluation, state_dict and save, between epochs and after a loop that was left early."""
+
+    def script() -> list[set[float]]:
+        model: nn.Module = make_model()
+        model, optimizer, loader = weave(model, sgd(model), DataLoader(data_of(24), 8))
+        for number, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if number == 1 and not is_held:
+                break
+        rank = find_world().rank
+        model.load_state_dict({name: torch.full_like(its, 7.0 + rank) for name, its in model.state_dict().items()})
+        found = []
+        for _ in evaluation(DataLoader(data_of(8), 2)):
+            found.append(nn.utils.parameters_to_vector(model.parameters()))
+        with consensus():
+            found.append(nn.utils.parameters_to_vector(model.parameters()))
+        found += state_dict(model).values()
+        save(tmp_path / "best", model=model)
+        return [set(its.flatten().tolist()) for its in found]
+
+    for found in run_script(script, 2, plan):
+        assert all(its == {7.0} for its in found)
+    assert all(set(its.flatten().tolist()) == {7.0} for its in read_state_dict(tmp_path / "best").values())
+
+
 @pytest.mark.parametrize("plan", ["data topology=server", "data consistency=async topology=server", "data"])
 def test_a_script_that_loads_one_part_of_a_model_goes_on_from_it(plan: str) -> None:
     def load(model: Any, _optimizer: torch.optim.Optimizer) -> None:
@@ -504,7 +536,7 @@ def test_parameters_that_a_script_writes_are_refused_at_servers(plan: str, clamp
         for x, y in loader:
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
-            CLAMPS[clamp](next(model.parameters()))
+            CLAMPS[clamp](cast(nn.Parameter, model[0].weight))
 
     with pytest.raises(UsageError, match=r"written by the script \(0.weight\).*topology=native"):
         run_script(script, 2, f"data {plan}")
@@ -524,41 +556,22 @@ def test_weights_that_are_swapped_for_an_evaluation_and_back_are_no_writes(plan:
     assert swapped == run_script(train, 2, f"data {plan}")
 
 
-@pytest.mark.parametrize("is_held", [True, False])
-@pytest.mark.parametrize("plan", ["data", "shard", *SERVERS[1:], *RELAXED])
-def test_weights_that_are_loaded_after_training_are_those_that_count(plan: str, is_held: bool, tmp_path: Path) -> None:
-    """The best ones, say: for evaluation, state_dict and save, between epochs and after a loop that was left early."""
-
-    def script() -> list[set[float]]:
-        model: nn.Module = make_model()
-        model, optimizer, loader = weave(model, sgd(model), DataLoader(data_of(24), 8))
-        for number, (x, y) in enumerate(loader):
-            optimizer.zero_grad()
-            nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-            if number == 1 and not is_held:
-                break
-        rank = find_world().rank
-        model.load_state_dict({name: torch.full_like(its, 7.0 + rank) for name, its in model.state_dict().items()})
-        found = []
-        for _ in evaluation(DataLoader(data_of(8), 2)):
-            found.append(nn.utils.parameters_to_vector(model.parameters()))
-        with consensus():
-            found.append(nn.utils.parameters_to_vector(model.parameters()))
-        found += state_dict(model).values()
-        save(tmp_path / "best", model=model)
-        return [set(its.flatten().tolist()) for its in found]
-
-    for found in run_script(script, 2, plan):
-        assert all(its == {7.0} for its in found)
-    assert all(set(its.flatten().tolist()) == {7.0} for its in read_state_dict(tmp_path / "best").values())
-
-
 def test_a_run_is_recorded_and_repeated(tmp_path: Path) -> None:
     plan = "data consistency=async topology=server(2)"
     recorded = run_script(train, 3, plan, run=tmp_path)
     assert len(list(tmp_path.rglob("*shard*"))) == 2
     assert run_script(train, 3, plan, replay=tmp_path) == recorded
+
+
+# ---- real processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["async topology=server", "gossip(ring,mix=pair)"])
+def test_a_rank_that_fails_ends_at_once_with_what_it_serves(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, make_secret().hex())
+    with pytest.raises(AssertionError, match="ValueError: the script's own"):
+        run_processes("tests.distributed.woven:fail_beside_servers", 2, rank=1, plan=f"data consistency={plan}")
 
 
 # ---- what is refused

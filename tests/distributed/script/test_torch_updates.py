@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.distributed.placement.cut import cut_evenly
-from weft.distributed.script.torch_updates import ShardUpdates, changes_of, settings_of_groups
+from weft.distributed.script.weaving.torch_updates import ShardUpdates, changes_of, settings_of_groups, write_slots
 from weft.training.optimizers.torch_optimizer import clone_over
 
 
@@ -76,6 +76,19 @@ def test_a_state_that_was_there_before_weave_is_cut() -> None:
     found = step_shards(shards_of(optimizer, own, 2), own, gradients, 1.0, None)
     for name, parameter in own.items():
         assert torch.allclose(found[name], parameter - 0.1 * (0.9 + 0.81)), name
+
+
+def test_slots_that_come_back_keep_their_kinds_and_their_memory() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    moment = torch.zeros(2)
+    optimizer.state[weight] = {"count": 3, "moment": moment}
+    slots = {"count": torch.tensor(5), "moment": torch.ones(2), "new": torch.tensor(0.5)}
+    write_slots(optimizer, weight, slots)
+    found = optimizer.state[weight]
+    assert type(found["count"]) is int and found["count"] == 5
+    assert found["moment"] is moment and moment.tolist() == [1.0, 1.0]
+    assert torch.equal(found["new"], slots["new"]) and found["new"] is not slots["new"]
 
 
 def test_a_clone_has_the_class_and_leaves_behind_what_hangs_on_the_instance() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch.distributed as distributed
 
-from weft.distributed.script import watchdog as watching
-from weft.distributed.script.watchdog import Board, Watchdog
-from weft.distributed.script.whereabouts import Whereabouts
+from weft.distributed.script.world import watchdog as watching
+from weft.distributed.script.world.watchdog import Board, Watchdog
+from weft.distributed.script.world.whereabouts import Whereabouts
 from weft.errors import OutOfStepError, PeerLostError
 
 DEADLINE_SECONDS = 20.0

@@ -8,9 +8,9 @@ from typing import Any
 from tests.distributed.virtual_plan import FREE
 from weft.distributed.group import AbstractGroup
 from weft.distributed.place.topology import algorithm_of
-from weft.distributed.script.supervision import Supervision
-from weft.distributed.script.weaving import use_weavings
-from weft.distributed.script.world import World, use_world
+from weft.distributed.script.observation.supervision import Supervision
+from weft.distributed.script.weaving.weaving import use_weavings
+from weft.distributed.script.world.world import World, use_world
 from weft.distributed.virtual import run_virtual
 from weft.simulation.place import VirtualPlace
 from weft.specs import Plan, parse_plan_for

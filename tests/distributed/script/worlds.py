@@ -6,9 +6,9 @@ from typing import Any, final
 
 from tests.distributed.virtual_plan import FREE
 from weft.distributed.group import AbstractGroup
-from weft.distributed.script.batch_share import BatchShare
-from weft.distributed.script.epochs import AbstractEpochs
-from weft.distributed.script.world import World, find_world, use_world
+from weft.distributed.script.data.batch_share import BatchShare
+from weft.distributed.script.data.epochs import AbstractEpochs
+from weft.distributed.script.world.world import World, find_world, use_world
 from weft.distributed.virtual import run_virtual
 from weft.simulation.place import VirtualPlace
 

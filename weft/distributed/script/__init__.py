@@ -1,13 +1,11 @@
 """A user's own script on many ranks: its loop stays as it is, `weave` puts the ranks under it.
 
-world          who this process is, and the group in which ranks do what the script asks beside its training
-weave          from the script's model, optimizer and loader to replicas
-loaders        every rank's share of the batches of a loader (feeds: where they come from; order: drawn by rank 0)
-evaluation     every rank's block of the data
-sharing        every rank's share of a batch made by hand (cutting: along the dim of samples)
-shares         how much the batch that was handed out last counts (batch_share: where it is noted)
-over_ranks     mean, sum, gather, broadcast (reductions, carrying, trees: how values travel)
-saving         checkpoints of all of a script's state (taking, woven, parts, structure: into one; reading, loading: out;
-               guard: torch.save by many ranks)
-gradients      averaged during backward, where ranks are synchronous
+observation    what a script does, as events, for the commands that prove, simulate and profile it
+world          who this process is, the group in which ranks do what the script asks, and whether they are in step
+calls          means, sums, gathers over the world
+data           every rank's share of the batches that rank 0 draws, and of an evaluation
+weaving        gradients averaged in backward, steps of every other plan, the consensus of ranks
+saving         checkpoints
+
+Each imports those above it.
 """

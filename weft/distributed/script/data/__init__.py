@@ -1,0 +1,1 @@
+"""Batches of a script: shared between ranks, with a position, and for evaluation."""

@@ -1,0 +1,183 @@
+"""Gradients of synchronous ranks, averaged in buckets while the script's backward runs.
+
+backward      [netG layer 2][netG layer 1] ... [netD layer 2] ...       one exchange for each model, so that a backward
+netG          =====> ====>                                              that touches one of several exchanges that one
+netD                                            =====>
+when it ends  netD, then netG: waited for in the order of the models, on every rank
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from weft.distributed.placement.exchange import GradientExchange
+from weft.distributed.script.data.batch_share import BatchShare
+from weft.distributed.script.weaving.incoming import IncomingGradients, Loss, factor_of_loss
+from weft.errors import UsageError
+from weft.torch_private import shares_memory
+
+__all__ = ["Backward", "GradientHooks"]
+
+
+@final
+class Backward:
+    """The backward calls of all models of a weaving: how each counts, and what happens when one is over.
+
+    Every rank leaves backward with the same gradients, so that one that was there before (accumulation) is the same on
+    all ranks, and averaging it once more changes nothing.
+
+    Args:
+        parameters: that are trained, of all models.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], share: BatchShare, num_ranks: int, loss: Loss = "mean") -> None:
+        self._parameters = parameters
+        self._share = share
+        self._num_ranks = num_ranks
+        self._loss: Loss = loss
+        self._is_scaled = False  # incoming gradients are multiplied by this rank's share, and all ranks count alike
+        self.models: list[GradientHooks] = []
+        self._running: list[GradientHooks] = []
+        self.is_held = False  # inside of no_sync
+        self.exchanged: set[str] = set()
+        """Parameters whose gradients have been exchanged since the step that used them last."""
+        if loss == "sum":
+            IncomingGradients(parameters, self._factor)
+
+    @property
+    def weight(self) -> float:
+        """With which this rank's gradients count in the exchange."""
+        return 1.0 / self._num_ranks if self._is_scaled else self._share.weight
+
+    def _factor(self) -> float:
+        factor = factor_of_loss(self._loss, self._share.weight)
+        return factor * self._share.weight * self._num_ranks if self._is_scaled else factor
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave gradients in the parameters as this rank has them; the next backward outside exchanges the sum."""
+        if not self._is_scaled:  # once for all: what is added up here counts each with the share of its own batch
+            self._is_scaled = True
+            if self._loss == "mean":
+                IncomingGradients(self._parameters, self._factor)
+        before, self.is_held = self.is_held, True
+        try:
+            yield
+        finally:
+            self.is_held = before
+
+    def check_exchanged(self) -> None:
+        """Before an update."""
+        if any(model.is_owed and model.has_gradients for model in self.models):
+            raise UsageError(
+                "gradients of no_sync were not exchanged before optimizer.step(), and ranks would drift apart; "
+                "leave the last backward before a step outside of no_sync"
+            )
+
+    def not_exchanged(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gradients that no backward has exchanged since the last step: the script has put them there by itself."""
+        if parameters.keys() <= self.exchanged:  # as in nearly every step
+            return {}
+        unseen = [name for name in parameters if name not in self.exchanged]
+        found = {name: parameters[name].grad for name in unseen}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+    def begin(self, model: "GradientHooks") -> None:
+        if not self._running:
+            # autograd calls it when the whole of this backward is done, as DDP has it do.
+            Variable._execution_engine.queue_callback(self._end)
+        self._running.append(model)
+
+    def _end(self) -> None:
+        running, self._running = self._running, []
+        # In one order on all ranks, whichever model's gradients came first: they wait for each other.
+        for model in sorted(running, key=lambda model: model.index):
+            model.end()
+
+
+@final
+class GradientHooks:
+    """Averages the gradients of one model's parameters during its backward; kept alive by the hooks themselves.
+
+    Args:
+        parameters: that are trained, by the names of the exchange.
+        index: of the model in its weaving.
+        waiting: entered while this rank waits for the others.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        exchange: GradientExchange,
+        backward: Backward,
+        index: int = 0,
+        waiting: AbstractContextManager[None] | None = None,
+    ) -> None:
+        self.index = index
+        self._waiting = waiting or nullcontext()
+        self._parameters = parameters
+        self._exchange = exchange
+        self._backward = backward
+        self._is_running = False
+        self._is_empty = False  # this rank has no part in the batch
+        self.is_owed = False  # what backward left inside of no_sync is in the parameters
+        self._untouched: set[str] = set()  # by the backward that runs
+        backward.models.append(self)
+        for name, parameter in parameters.items():
+            parameter.register_post_accumulate_grad_hook(self._hook(name))
+
+    def _hook(self, name: str) -> Callable[[Tensor], None]:
+        def add(parameter: Tensor) -> None:
+            if not self._is_running:
+                if self._backward.is_held:
+                    self.is_owed = True
+                    return
+                self._is_running, self._untouched = True, set(self._parameters)
+                weight = self._backward.weight
+                self._exchange.begin(weight)
+                self._is_empty = not weight
+                self._backward.begin(self)
+            # Views on the way back give two parameters one piece of memory, which would be averaged twice in place.
+            if parameter.grad is not None and shares_memory(parameter.grad):
+                parameter.grad = parameter.grad.clone()
+            if self._is_empty and parameter.grad is not None:  # 0 times infinite would be no 0 on the other ranks
+                parameter.grad.zero_()
+            self._untouched.discard(name)
+            self._exchange.add(name, parameter.grad)
+
+        return add
+
+    @property
+    def has_gradients(self) -> bool:
+        return any(parameter.grad is not None for parameter in self._parameters.values())
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """Wait for the exchange."""
+        self._is_running = self.is_owed = False
+        for name in self._parameters:
+            if name in self._untouched:  # what an earlier backward left there counts, should another rank add to it
+                self._exchange.add(name, self._parameters[name].grad)
+        with self._waiting:
+            _, sums = self._exchange.wait()
+        own: list[Tensor] = []
+        packed: list[Tensor] = []
+        exchanged = self._backward.exchanged
+        for name, parameter in self._parameters.items():
+            total = sums[name]
+            if total is None:
+                continue
+            exchanged.add(name)
+            if total is parameter.grad:
+                continue
+            if parameter.grad is None:
+                parameter.grad = total.clone()
+            else:
+                own.append(parameter.grad)
+                packed.append(total)
+        if own:  # one call for all: they are small and many
+            torch._foreach_copy_(own, packed)

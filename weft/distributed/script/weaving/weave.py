@@ -1,0 +1,325 @@
+"""`weave`: a plain PyTorch script, its loop untouched, trained on as many ranks as it was started on.
+
+before    for x, y in loader: ...; loss.backward(); optimizer.step()
+with N ranks, inside the same lines:
+  loader      every rank gets its share of the same global batch, in the order that rank 0 draws
+  backward    gradients are averaged in buckets as they are ready; when backward returns, they are all there
+  step        every rank makes the same update
+Other plans (local, elastic, gossip, servers) take their steps in `step` instead: see steps.py.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
+from functools import partial, wraps
+from types import MethodType
+from typing import Any, Literal, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from weft.distributed.codecs import make_codec
+from weft.distributed.consistency.server import Settings
+from weft.distributed.place import AbstractPlace, LaunchedPlace
+from weft.distributed.placement import DataParallel
+from weft.distributed.placement.cut import cut_evenly
+from weft.distributed.placement.exchange import GradientExchange
+from weft.distributed.realise import RunSpec, realise
+from weft.distributed.script.data.loaders import TrainingLoader, check_loader
+from weft.distributed.script.data.shares import make_share
+from weft.distributed.script.observation.events import PlanChosen
+from weft.distributed.script.weaving.batch_norm import find_batch_norms, use_global_batch_norm, use_local_batch_norm
+from weft.distributed.script.weaving.checks import (
+    as_list,
+    check_models,
+    check_new,
+    check_optimizers,
+    check_words,
+    device_of,
+    plan_for,
+)
+from weft.distributed.script.weaving.ends import close_at_end
+from weft.distributed.script.weaving.gradients import Backward, GradientHooks
+from weft.distributed.script.weaving.incoming import Loss
+from weft.distributed.script.weaving.losses import close_over_all
+from weft.distributed.script.weaving.model_facts import describe_woven
+from weft.distributed.script.weaving.names import prefix_of
+from weft.distributed.script.weaving.observing import observe
+from weft.distributed.script.weaving.own_hooks import OwnHook
+from weft.distributed.script.weaving.same_gradients import check_same_gradients
+from weft.distributed.script.weaving.seeding import reseed
+from weft.distributed.script.weaving.steps import (
+    OptimizerSteps,
+    check_optimizers_fit,
+    check_parameters,
+    takes_own_steps,
+)
+from weft.distributed.script.weaving.torch_save import guard_torch_save
+from weft.distributed.script.weaving.torch_updates import OwnUpdates, ShardUpdates
+from weft.distributed.script.weaving.weaving import Weaving, weavings_of
+from weft.distributed.script.world.world import World, find_world
+from weft.errors import PlanError
+from weft.specs import Plan
+from weft.training.process import keep_freed_memory
+
+__all__ = ["weave"]
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer | None)
+
+
+@overload
+def weave(
+    model: ModelT,
+    optimizer: OptimizerT,
+    loader: DataLoader[Any] | None = None,
+    plan: Plan | str = "data",
+    *,
+    loss: Loss = "mean",
+    weight: Callable[[Any], Any] | None = None,
+    batch_norm: Literal["local", "global"] = "local",
+) -> tuple[ModelT, OptimizerT, Any]: ...
+
+
+@overload
+def weave(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+    loader: DataLoader[Any] | None = None,
+    plan: Plan | str = "data",
+    *,
+    loss: Loss = "mean",
+    weight: Callable[[Any], Any] | None = None,
+    batch_norm: Literal["local", "global"] = "local",
+) -> tuple[Any, Any, Any]: ...
+
+
+def weave(
+    model: Any,
+    optimizer: Any,
+    loader: DataLoader[Any] | None = None,
+    plan: Plan | str = "data",
+    *,
+    loss: Loss = "mean",
+    weight: Callable[[Any], Any] | None = None,
+    batch_norm: Literal["local", "global"] = "local",
+) -> tuple[Any, Any, Any]:
+    """Train the same script on every rank that was started, with the result that one process would give.
+
+    The batch size of the loader is global: ranks share each batch. Clipping, accumulation, schedulers, gradient scalers
+    and autocast work as they are. Running statistics (batch norm) are each rank's own during an epoch, and their mean
+    when the loader has come to its end. With more than one rank, memory that a step frees stays with the process for
+    the next step. The model trains on the device that it is on; move it there, and freeze what is not to be trained,
+    before.
+
+    Gradients are exchanged in backward. Afterwards the script may change them, in place or by another tensor in `grad`,
+    from what all ranks have. Those that come from elsewhere (torch.autograd.grad) are to be the same on all ranks when
+    `optimizer.step()` is called: `p.grad = weft.mean(gradient, weight=len(x))`.
+
+    Plans that are not synchronous take their steps in `optimizer.step()`, with the gradients as they are then: clipping
+    is of a rank's own. At servers the optimizer runs where the parameters are, with this one's groups and settings.
+    Between epochs every rank holds the consensus of all.
+
+    Args:
+        model: or a list of models.
+        optimizer: of torch.optim, or a list of them, or None where the script updates by itself.
+        loader: or None where batches are made by hand (`weft.share`).
+        plan: "data" (all ranks), or a plan such as "data=2 topology=ring" that the number of ranks must fit; a plan of
+            the command (`weft launch --plan`) goes before it. With "shard" the optimizer keeps the state of its rank's
+            pieces of parameters only.
+        loss: whether the script's loss is the mean over the items of its batch, or their sum.
+        weight: the number of items that the loss of a batch is a mean over (tokens, say); by default its samples.
+        batch_norm: of a rank's own samples, or of those of all ranks.
+
+    Returns:
+        Model, optimizer and loader, the first two as they were given.
+
+    Raises:
+        UsageError: an argument is not what it should be; the same in one process.
+        PlanError: the plan cannot be carried out with these, and why.
+
+    Example: start with `weft launch --workers 2 script.py` or `torchrun --nproc-per-node 2 script.py`.
+
+        model, optimizer, loader = weft.weave(model, optimizer, loader, plan="data")
+    """
+    models, optimizers, world = as_list(model), as_list(optimizer), find_world()
+    tried = world.supervision.changes
+    loss, weight, batch_norm = tried.get("loss", loss), tried.get("weight", weight), tried.get("batch_norm", batch_norm)
+    check_models(models)
+    check_optimizers(optimizers, models)
+    check_words(loss, weight, batch_norm)
+    check_new(world, models, optimizers)
+    if loader is not None:
+        check_loader(loader)
+    wanted = plan_for(plan, world)
+    check_optimizers_fit(wanted, optimizers)
+    if not wanted.is_synchronous and batch_norm == "global" and find_batch_norms(models):
+        raise PlanError(f"global batch norm needs ranks that meet in every step (plan: {wanted}); use local")
+    carried_out = wanted if world.num_ranks > 1 else Plan()
+    weaving = Weaving(world, carried_out, models, optimizers, make_share(world, weight), loss)
+    world.supervision.tell(PlanChosen(str(weaving.plan)))
+    if world.num_ranks > 1:
+        _join(weaving, batch_norm)
+    if loader is not None:
+        weaving.loader = TrainingLoader(loader, world, weaving)
+    _register(weaving)
+    if world.supervision.observers:
+        observe(world.supervision.tell, weaving)
+    return model, optimizer, weaving.loader
+
+
+def _register(weaving: Weaving) -> None:
+    """In one process by a reference that keeps nothing alive: a script may weave many models, one after the other."""
+    world = weaving.world
+    if world.num_ranks > 1:
+        _note_loading(weaving)
+        world.weavings.append(weaving)
+        return
+    known = weakref.proxy(weaving, lambda gone: world.weavings.__setitem__(slice(None), _without(world, gone)))
+    world.weavings.append(known)
+    for model in weaving.models:
+        _note_loading_of(model, weaving)  # the hook holds the weaving, as long as the model lives
+
+
+def _without(world: World, gone: object) -> list[Any]:
+    return [weaving for weaving in world.weavings if weaving is not gone]
+
+
+def _join(weaving: Weaving, batch_norm: str) -> None:
+    """Become one of the ranks; a process that is a server and nothing else serves, and leaves the script."""
+    world, plan = weaving.world, weaving.plan
+    _check_first_at_servers(weaving)
+    settings = {"plan": plan, "loss": weaving.loss, "batch_norm": batch_norm}
+    with world.meeting("weft.weave", describe_woven(weaving.models, weaving.optimizers, **settings), same_line=False):
+        _join_others(weaving, batch_norm)
+
+
+def _join_others(weaving: Weaving, batch_norm: str) -> None:
+    world, plan = weaving.world, weaving.plan
+    place = _place_on(world.place, device_of(weaving.models))
+    guard_torch_save(world)
+    keep_freed_memory()
+    updates = OwnUpdates(weaving.optimizers, weaving.updated)
+    spec = RunSpec(
+        updates,
+        seeds=(len(world.weavings),),
+        run=world.supervision.run,
+        replay=world.supervision.replay,
+        whole_gradients=True,
+        make_updates=partial(_updates_of_shard, weaving),
+    )
+    replicas = weaving.keep_open(realise(plan, place, spec))
+    if replicas is None:
+        weaving.close()
+        raise SystemExit(0)
+    reseed(world)
+    if batch_norm == "global":
+        use_global_batch_norm(weaving)
+    else:
+        use_local_batch_norm(weaving)
+    weaving.replicas = replicas
+    if not takes_own_steps(plan):
+        assert isinstance(replicas, DataParallel), "synchronous ranks of a group"
+        _exchange_in_backward(weaving, replicas)
+    else:
+        replicas.join(weaving.state)
+        weaving.updates = updates
+        OptimizerSteps(weaving, replicas, updates)
+        if isinstance(world.place, LaunchedPlace) and plan.channel != "all_reduce":
+            close_at_end(world)
+
+
+def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
+    world, group, num_models = weaving.world, replicas.group, len(weaving.models)
+    number = 1 + sum(len(woven.models) for woven in weavings_of(world))  # of its first model, among all that are woven
+    for optimizer in weaving.optimizers:
+        replicas.placement.take_over(optimizer, weaving.parameters)  # first, for it may refuse
+        if weaving.plan.shard > 1:
+            _note_steps(optimizer, world.waiting("optimizer.step", group))
+    replicas.join(weaving.state)
+    trained = weaving.trained
+    weaving.backward = Backward(list(trained.values()), weaving.share, group.size, weaving.loss)
+    for index in range(num_models):
+        prefix = prefix_of(index, num_models)
+        own = {name: parameter for name, parameter in trained.items() if name.startswith(prefix)}
+        exchange, alone = replicas.exchange, group
+        if num_models > 1:
+            alone = group.split(0, group.rank)
+            weaving.keep_open(closing(alone))
+            exchange = GradientExchange(alone, own, make_codec(weaving.plan.compress))
+        kind = "backward" if number + index == num_models == 1 else f"backward of model {number + index}"
+        GradientHooks(own, exchange, weaving.backward, index, world.waiting(kind, alone))
+    for optimizer, updated in zip(weaving.optimizers, weaving.updated, strict=True):
+        hook = optimizer.register_step_pre_hook(partial(_before_step, weaving, updated, trained))
+        before: Any = optimizer._optimizer_step_pre_hooks
+        before.move_to_end(hook.id, last=False)  # before pieces stand for parameters
+        optimizer.register_step_post_hook(partial(_after_step, weaving, updated))
+
+
+def _note_steps(optimizer: torch.optim.Optimizer, waiting: AbstractContextManager[None]) -> None:
+    """For steps in which ranks wait for each other's pieces."""
+    original = optimizer.step
+
+    @wraps(getattr(original, "__func__", original))  # what schedulers and profilers have left on it stays
+    def step(_optimizer: Any, *arguments: Any, **options: Any) -> Any:
+        with waiting:
+            return original(*arguments, **options)
+
+    vars(optimizer)["step"] = MethodType(step, optimizer)
+
+
+def _before_step(
+    weaving: Weaving,
+    own: Mapping[str, Tensor],
+    trained: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:
+    check_parameters(optimizer, own, trained)
+    assert weaving.backward is not None, "gradients are exchanged there"
+    weaving.backward.check_exchanged()
+    changed = close_over_all(weaving, arguments, options) if len(arguments) > 1 or options else None
+    if changed is None:  # else the closure brings the gradients
+        check_same_gradients(weaving.world, weaving.backward.not_exchanged(own))
+    return changed
+
+
+def _after_step(weaving: Weaving, own: Mapping[str, Tensor], *_: Any) -> None:
+    assert weaving.backward is not None, "gradients are exchanged there"
+    weaving.backward.exchanged.difference_update(own)
+    weaving.note_step()
+
+
+def _updates_of_shard(weaving: Weaving, shard: int, settings: Settings) -> ShardUpdates:
+    """The optimizers of one shard, which holds the pieces that ranks cut for it."""
+    pieces = cut_evenly(weaving.trained, settings.num_shards, may_cut=settings.may_cut)[shard]
+    return ShardUpdates(weaving.optimizers, weaving.updated, pieces)
+
+
+def _note_loading(weaving: Weaving) -> None:
+    """Ranks agree on states that a script loads."""
+    for module in (module for model in weaving.models for module in model.modules()):  # a script may load one part
+        _note_loading_of(module, weaving)
+    for optimizer in weaving.optimizers:
+        optimizer.register_load_state_dict_post_hook(lambda *_: weaving.note_loading("optimizer"))
+
+
+def _note_loading_of(module: nn.Module, weaving: Weaving) -> None:
+    module.register_load_state_dict_post_hook(OwnHook(lambda *_: weaving.note_loading("model")))
+
+
+def _check_first_at_servers(weaving: Weaving) -> None:
+    """Servers, and responders, are those of one training: their addresses are taken."""
+    if weaving.plan.channel != "all_reduce" and any(
+        woven.plan.channel != "all_reduce" for woven in weavings_of(weaving.world)
+    ):
+        raise PlanError(
+            f"the ranks have servers already, which hold the models of an earlier weave (plan: {weaving.plan}); "
+            "give weave all models and optimizers in one call"
+        )
+
+
+def _place_on(place: AbstractPlace, device: torch.device) -> AbstractPlace:
+    return place.with_device(device) if isinstance(place, LaunchedPlace) else place
