@@ -4,7 +4,6 @@ Each is a function from a case to an endless iterator that makes one step per `n
 the environment of that rank set as the system's own launcher would set it.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
@@ -39,8 +38,7 @@ def plain_keeping_memory(case: Case) -> Iterator[None]:
 
 def woven(case: Case) -> Iterator[None]:
     model = case.make_model()
-    num_ranks = int(os.environ.get("WEFT_SIZE", "1"))
-    loader = DataLoader(case.make_dataset(), batch_size=BATCH_SIZE * num_ranks, shuffle=True)
+    loader = DataLoader(case.make_dataset(), batch_size=BATCH_SIZE * weft.num_ranks, shuffle=True)
     return plain_loop(*weft.weave(model, make_optimizer(model), loader, plan="data"))
 
 

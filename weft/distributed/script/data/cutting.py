@@ -21,6 +21,7 @@ __all__ = ["cut", "digest_of", "few_of", "num_samples", "part_of"]
 FEW = 2
 """Samples that stand in for a batch: batch norm cannot do with one."""
 
+PLAIN = (bool, int, float, str, bytes)
 LOOKED_AT = 64
 """Elements of a tensor that make up its digest."""
 
@@ -96,7 +97,7 @@ def _like(batch: Any, items: list[Any]) -> Any:
 
 
 def _is_column(batch: Any) -> bool:
-    return bool(batch) and all(isinstance(item, bool | int | float | str | bytes) for item in batch)
+    return bool(batch) and isinstance(batch[0], PLAIN) and all(isinstance(item, PLAIN) for item in batch)
 
 
 def _sizes(batch: Any, dim: int) -> list[int]:

@@ -140,9 +140,11 @@ class _Round:
 
     def __iter__(self) -> Iterator[list[Any]]:
         group, shares = self._world.group, self.shares
+        rank, size = group.rank, group.size
         for batch in self._whole_batches():
-            own, count = part_of(len(batch), group.rank, group.size)
-            shares.append((count, len(batch)))
+            whole = len(batch)
+            own, count = part_of(whole, rank, size) if size > 1 else (slice(None), whole)  # quick: it is each step's
+            shares.append((count, whole))
             yield batch[own]
 
     def _whole_batches(self) -> Iterator[list[Any]]:

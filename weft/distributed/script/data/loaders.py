@@ -86,7 +86,7 @@ class TrainingLoader:
             self._done, batches = 0, self._feed.begin()
         else:
             batches = self._feed.resume(resumed)
-        share = self._epochs.share
+        share, supervision = self._epochs.share, self._world.supervision
         try:
             for fetched in batches:
                 batch, own, whole, _ = fetched
@@ -94,7 +94,8 @@ class TrainingLoader:
                     batch, own = few_of(batch, own), 0
                 hand_out(self._world, share, batch, own, whole)
                 self._done += 1
-                self._world.supervision.tell(BatchTaken(batch))
+                if supervision.observers:
+                    supervision.tell(BatchTaken(batch))
                 yield batch
         except GeneratorExit:
             if self._current is current:  # and not a later one, which began before this was closed

@@ -56,10 +56,10 @@ def share(*batch: Any, dim: int = 0) -> Any:
     world = find_world()
     world.settle()
     given = batch[0] if len(batch) == 1 else batch
-    with world.meeting("weft.share", {"dim": dim}, same_line=False):  # rank 0 may have a line of its own
-        if world.group.size == 1:
-            own, part = given, (num_samples(given, dim),) * 2
-        else:
+    if world.num_ranks == 1:
+        own, part = given, (num_samples(given, dim),) * 2
+    else:
+        with world.meeting("weft.share", {"dim": dim}, same_line=False):  # rank 0 may have a line of its own
             own, part = _share(world.group, given, dim)
     _hand_out(world, own, part)
     return own
@@ -71,7 +71,8 @@ def _hand_out(world: World, batch: Any, part: tuple[int, int]) -> None:
     world.part = part
     for weaving in world.weavings:
         hand_out(world, weaving.share, batch, *part)
-    world.supervision.tell(BatchTaken(batch))
+    if world.supervision.observers:
+        world.supervision.tell(BatchTaken(batch))
 
 
 def _share(group: AbstractGroup, batch: Any, dim: int) -> tuple[Any, tuple[int, int]]:

@@ -33,7 +33,7 @@ def use_local_batch_norm(weaving: Weaving) -> None:
     """Say once that batch norm sees a rank's share, and what to do should one be too small."""
     found = find_batch_norms(weaving.models)
     for module in found:
-        vars(module)["forward"] = _Forward(module, _normalize_share)
+        _replace_forward(weaving, module, _normalize_share)
     if found and weaving.world.is_first:
         _logger.warning(
             "batch norm takes its statistics over each rank's share of a batch (ranks: %d); "
@@ -45,7 +45,12 @@ def use_local_batch_norm(weaving: Weaving) -> None:
 def use_global_batch_norm(weaving: Weaving) -> None:
     """Let the batch norms of the models take statistics over the samples of all ranks."""
     for module in find_batch_norms(weaving.models):
-        vars(module)["forward"] = _Forward(module, partial(_normalize_over_all, weaving))
+        _replace_forward(weaving, module, partial(_normalize_over_all, weaving))
+
+
+def _replace_forward(weaving: Weaving, module: _BatchNorm, forward: Callable[[Any, Tensor], Tensor]) -> None:
+    vars(module)["forward"] = _Forward(module, forward)
+    weaving.attached.append((vars(module), "forward"))
 
 
 @final

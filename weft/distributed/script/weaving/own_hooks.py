@@ -4,11 +4,26 @@ model     --> OwnHook --> weaving          AveragedModel, copy.deepcopy, torch.s
 its copy  --> a call that does nothing     a plain model, to be loaded where Weft is not installed too
 """
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
-__all__ = ["OwnHook"]
+__all__ = ["Attachment", "OwnHook", "use_bare"]
+
+Attachment = tuple[MutableMapping[Any, Any], Any]
+"""Where weave has put something into a module: among its attributes or its hooks, and the key."""
+
+
+@contextmanager
+def use_bare(attached: Sequence[Attachment]) -> Iterator[None]:
+    """Modules as they were before `weave`. A file of a whole model then holds nothing that `torch.load` would not allow
+    by itself, as the calls below are."""
+    taken = [(holder, key, holder.pop(key)) for holder, key in attached if key in holder]
+    try:
+        yield
+    finally:
+        for holder, key, value in taken:
+            holder[key] = value
 
 
 @final

@@ -7,6 +7,8 @@
 No rank waits for another, so a script may as well save on one rank alone. A rank that comes before rank 0 writes its
 own, which is replaced when rank 0 comes. The mark is an extended attribute of the file; where a file system has none,
 the last one to come stays, whole all the same.
+
+A model that is saved as a whole is saved as it was before `weave`.
 """
 
 import fcntl
@@ -24,6 +26,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from weft.distributed.script.weaving.own_hooks import use_bare
+from weft.distributed.script.weaving.weaving import weavings_of
 from weft.distributed.script.world.world import World, find_world
 
 __all__ = ["guard_torch_save"]
@@ -32,13 +36,12 @@ MARK = "user.weft.first"
 
 
 def guard_torch_save(world: World) -> None:
-    """From now on, `torch.save` of this rank writes whole files, and leaves to rank 0 what rank 0 writes too. All ranks
-    of a world call it; a second time it does nothing."""
-    if world.num_ranks == 1 or world in _saves:
-        return
-    run = torch.frombuffer(bytearray(token_bytes(8)), dtype=torch.int64)  # one name for the run, and no other's
-    world.group.broadcast(run)
-    _saves[world] = _Saves(world.rank, str(run.item()))
+    """From now on, `torch.save` of this rank writes whole files, and leaves to rank 0 what rank 0 writes too; in one
+    process it saves as it always did. All ranks of a world call it; a second time it does nothing."""
+    if world.num_ranks > 1 and world not in _saves:
+        run = torch.frombuffer(bytearray(token_bytes(8)), dtype=torch.int64)  # one name for the run, and no other's
+        world.group.broadcast(run)
+        _saves[world] = _Saves(world.rank, str(run.item()))
     if not hasattr(torch.save, "__weft__"):
         torch.save = _guard(torch.save)
 
@@ -46,10 +49,12 @@ def guard_torch_save(world: World) -> None:
 def _guard(right: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(right)
     def save(obj: object, f: Any, *arguments: Any, **options: Any) -> None:
-        saves = _saves.get(find_world())
-        if saves is None or not isinstance(f, (str, os.PathLike)) or not _is_replaceable(Path(f)):
-            return right(obj, f, *arguments, **options)
-        return saves.write(Path(f), lambda scratch: right(obj, scratch, *arguments, **options))
+        world = find_world()
+        saves = _saves.get(world)
+        with use_bare([place for weaving in weavings_of(world) for place in weaving.attached]):
+            if saves is None or not isinstance(f, (str, os.PathLike)) or not _is_replaceable(Path(f)):
+                return right(obj, f, *arguments, **options)
+            return saves.write(Path(f), lambda scratch: right(obj, scratch, *arguments, **options))
 
     save.__weft__ = True  # type: ignore[attr-defined]
     return save

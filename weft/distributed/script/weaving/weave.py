@@ -176,6 +176,7 @@ def _register(weaving: Weaving) -> None:
         _note_loading(weaving)
         world.weavings.append(weaving)
         return
+    guard_torch_save(world)
     known = weakref.proxy(weaving, lambda gone: world.weavings.__setitem__(slice(None), _without(world, gone)))
     world.weavings.append(known)
     for model in weaving.models:
@@ -307,7 +308,8 @@ def _note_loading(weaving: Weaving) -> None:
 
 
 def _note_loading_of(module: nn.Module, weaving: Weaving) -> None:
-    module.register_load_state_dict_post_hook(OwnHook(lambda *_: weaving.note_loading("model")))
+    handle = module.register_load_state_dict_post_hook(OwnHook(lambda *_: weaving.note_loading("model")))
+    weaving.attached.append((module._load_state_dict_post_hooks, handle.id))
 
 
 def _check_first_at_servers(weaving: Weaving) -> None:

@@ -24,6 +24,7 @@ from weft.distributed.script.weaving.consensus import agreed_weights
 from weft.distributed.script.weaving.gradients import Backward
 from weft.distributed.script.weaving.incoming import Loss
 from weft.distributed.script.weaving.names import name_buffers, name_parameters, parameters_of
+from weft.distributed.script.weaving.own_hooks import Attachment
 from weft.distributed.script.weaving.torch_updates import OwnUpdates, write_slots
 from weft.distributed.script.weaving.writes import ParameterWrites
 from weft.distributed.script.world.world import World
@@ -67,6 +68,7 @@ class Weaving(AbstractEpochs):
         self.backward: Backward | None = None  # where gradients are exchanged in it
         self.updates: OwnUpdates | None = None  # where a plan's steps are taken at optimizer.step()
         self.writes: ParameterWrites | None = None  # where servers hold the weights
+        self.attached: list[Attachment] = []  # to modules
         self.num_steps = 0  # calls of optimizer.step()
         self._share = share
         self._opened = ExitStack()
