@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -24,7 +25,7 @@ from torch.utils.data import (
 import weft
 from tests.distributed.script.virtual_script import run_script
 from tests.distributed.script.worlds import Noted, on_worlds
-from weft.distributed.script.data.cutting import part_of
+from weft.distributed.script.data.cutting import few_of, part_of
 from weft.distributed.script.data.loaders import TrainingLoader, check_loader
 from weft.distributed.script.world.world import find_world
 from weft.errors import OutOfStepError, UsageError
@@ -261,10 +262,28 @@ def test_an_iterator_that_is_closed_late_leaves_the_next_epoch_alone() -> None:
     assert [flat(batch) for batch in new] == [[4, 5, 6, 7], [8, 9, 10, 11], [12]]
 
 
-def test_a_late_rank_passes_over_batches() -> None:
-    noted = Noted(to_skip=(0, 2, 0))
+def test_a_late_rank_takes_a_few_samples_that_count_for_nothing() -> None:
+    noted = Noted(late=(False, True, True))
     loader = TrainingLoader(numbers(), find_world(), noted)
-    assert [flat(batch) for batch in loader] == [[0, 1, 2, 3], [12]]
+    found = [(flat(batch), noted.share.weight) for batch in loader]
+    assert found == [([0, 1, 2, 3], 1.0), ([4, 5], 0.0), ([8, 9], 0.0), ([12], 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "few"),
+    [
+        ((torch.arange(5), {"names": list("abcde")}), (2, {"names": list("ab")})),
+        ([torch.zeros(5, 8, 8)] * 5, [5] * 5),  # images of five channels, it may be
+        ((torch.zeros(5), torch.tensor(0.1)), None),
+        ((torch.zeros(5), object()), None),
+    ],
+)
+def test_a_few_of_a_batch_are_cut_where_its_samples_show(batch: Any, few: Any) -> None:
+    found = few_of(batch, 5)
+    if few is None:
+        assert found is batch
+    else:
+        assert tree_map(lambda item: len(item) if isinstance(item, torch.Tensor) else item, found) == few
 
 
 def test_two_iterations_at_a_time_do_not_disturb_each_other() -> None:

@@ -158,6 +158,31 @@ def test_every_plan_trains_repeats_itself_and_ends_in_one_model(plan: str) -> No
     assert apart(first[0], nn.utils.parameters_to_vector(make_model().parameters()).tolist()) > 0.01
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_rank_that_is_late_makes_as_many_steps_and_meets_the_others_in_between(accumulate: int) -> None:
+    # Regression: it passed over batches, counted fewer steps, and was in another call than the others.
+    def script() -> tuple[list[int], list[float]]:
+        model, world, sizes = make_model(), find_world(), []
+        model, optimizer, loader = weave(model, sgd(model), DataLoader(data_of(240), 12))
+        for number, (x, y) in enumerate(loader, 1):
+            world.group.clock.charge(0.1 * len(x) * (1 + 2 * (world.rank == 2)))
+            sizes.append(len(x))
+            nn.functional.mse_loss(model(x), y).backward()
+            if number % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            if number % 6 == 0:
+                with consensus():
+                    pass
+        assert weavings_of(world)[0].num_steps == 20 // accumulate
+        return sizes, nn.utils.parameters_to_vector(model.parameters()).tolist()
+
+    first, second, late = run_script(script, 3, "data consistency=backup(1) topology=server")
+    assert first[1] == second[1] == late[1]
+    assert first[0] == second[0] == [4] * 20
+    assert len(late[0]) == 20 and set(late[0]) == {4, 2}
+
+
 def test_own_weights_come_back_after_the_consensus() -> None:
     def script() -> tuple[bool, bool]:
         model = make_model()

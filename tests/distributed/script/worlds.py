@@ -30,10 +30,10 @@ def on_worlds(script: Callable[[int], Any], size: int) -> list[Any]:
 class Noted(AbstractEpochs):
     """Models that note what a loader tells them."""
 
-    def __init__(self, weight: Callable[[Any], Any] | None = None, to_skip: tuple[int, ...] = ()) -> None:
+    def __init__(self, weight: Callable[[Any], Any] | None = None, late: tuple[bool, ...] = ()) -> None:
         self.notes: list[str] = []
         self._share = BatchShare(find_world().num_ranks, weight)
-        self._to_skip = iter(to_skip)
+        self._late = iter(late)
         find_world().weavings.append(self)
 
     @property
@@ -48,8 +48,8 @@ class Noted(AbstractEpochs):
         find_world().group.barrier()
         self.notes.append("end")
 
-    def num_to_skip(self) -> int:
-        return next(self._to_skip, 0)
+    def is_late(self) -> bool:
+        return next(self._late, False)
 
     @contextmanager
     def use_consensus(self) -> Iterator[None]:

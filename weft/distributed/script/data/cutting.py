@@ -16,7 +16,10 @@ from weft.distributed.script.calls.trees import as_json, outline_of
 from weft.errors import UsageError
 from weft.training.sampling import span
 
-__all__ = ["cut", "digest_of", "num_samples", "part_of"]
+__all__ = ["cut", "digest_of", "few_of", "num_samples", "part_of"]
+
+FEW = 2
+"""Samples that stand in for a batch: batch norm cannot do with one."""
 
 PLAIN = (bool, int, float, str, bytes)
 LOOKED_AT = 64
@@ -63,6 +66,30 @@ def cut(batch: Any, own: slice, dim: int = 0) -> Any:
             return _like(batch, [cut(item, own, dim) for item in batch])
         case _:
             return batch
+
+
+def few_of(batch: Any, count: int) -> Any:
+    """A few of so many samples, of a batch that counts for nothing; all of one that shows no dim for them.
+
+    >>> few_of(["a", "b", "c"], 3)
+    ['a', 'b']
+    """
+    try:
+        is_cut = count == num_samples(batch) and not _may_be_a_list_of_samples(batch, count)
+    except UsageError:
+        return batch
+    return cut(batch, slice(0, min(FEW, count))) if is_cut else batch
+
+
+def _may_be_a_list_of_samples(batch: Any, count: int) -> bool:
+    """As of images that differ in size: then their first dim counts channels."""
+    match batch:
+        case dict():
+            return any(_may_be_a_list_of_samples(item, count) for item in batch.values())
+        case list() | tuple() if not _is_column(batch):
+            return len(batch) == count or any(_may_be_a_list_of_samples(item, count) for item in batch)
+        case _:
+            return False
 
 
 def _like(batch: Any, items: list[Any]) -> Any:

@@ -10,7 +10,7 @@ __all__ = ["AbstractEpochs"]
 
 class AbstractEpochs(ABC):
     """Models that train on the batches of a loader, as the loader sees them. All ranks call everything together, but
-    for `num_to_skip`."""
+    for `is_late`."""
 
     @property
     @abstractmethod
@@ -26,8 +26,9 @@ class AbstractEpochs(ABC):
         """Running statistics are averaged, and models hold what all ranks stand for until the next epoch begins."""
 
     @abstractmethod
-    def num_to_skip(self) -> int:
-        """Batches that this rank is late for, asked before each one is handed out. Not a collective call."""
+    def is_late(self) -> bool:
+        """Whether the others have closed the round of the next step without this rank: of its batch a few samples do.
+        Asked before each batch is handed out. Not a collective call."""
 
     @abstractmethod
     def use_consensus(self) -> AbstractContextManager[None]:

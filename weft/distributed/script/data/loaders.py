@@ -6,6 +6,7 @@ from typing import Any, final
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
+from weft.distributed.script.data.cutting import few_of
 from weft.distributed.script.data.epochs import AbstractEpochs
 from weft.distributed.script.data.feeds import generators_of, has_length, make_feed
 from weft.distributed.script.data.shares import hand_out
@@ -43,7 +44,9 @@ class TrainingLoader:
     """The script's loader, with every rank getting its share of each of its batches. In one process that is all of it.
 
     A rank for which a short last batch has nothing left takes one sample with weight zero, so that every rank makes the
-    same number of steps. What is not here (`dataset`, `batch_size`, `sampler`) is the script's loader's.
+    same number of steps. So does a rank that is late, with a few samples of each batch whose round the others have
+    closed: it catches up, and its script counts as those of the others do. What is not here (`dataset`, `batch_size`,
+    `sampler`) is the script's loader's.
     """
 
     __slots__ = ("_current", "_done", "_epoch", "_epochs", "_feed", "_generators", "_loader", "_resumed", "_world")
@@ -55,7 +58,7 @@ class TrainingLoader:
         self._feed = make_feed(loader, world)
         self._generators = generators_of(loader)[1:]
         self._epoch = 0
-        self._done = 0  # batches of this epoch that were handed out, or passed over
+        self._done = 0  # batches of this epoch that were handed out
         self._current: object | None = None  # the iteration that is under way
         self._resumed: dict[str, Any] | None = None
 
@@ -84,17 +87,16 @@ class TrainingLoader:
         else:
             batches = self._feed.resume(resumed)
         share, supervision = self._epochs.share, self._world.supervision
-        to_skip: int | None = None
         try:
-            for batch, own, whole, _ in batches:
+            for fetched in batches:
+                batch, own, whole, _ = fetched
+                if self._epochs.is_late():
+                    batch, own = few_of(batch, own), 0
                 hand_out(self._world, share, batch, own, whole)
                 self._done += 1
-                to_skip = self._epochs.num_to_skip() if to_skip is None else to_skip - 1
-                if not to_skip:
-                    to_skip = None  # asked once for every batch that is handed out
-                    if supervision.observers:
-                        supervision.tell(BatchTaken(batch))
-                    yield batch
+                if supervision.observers:
+                    supervision.tell(BatchTaken(batch))
+                yield batch
         except GeneratorExit:
             if self._current is current:  # and not a later one, which began before this was closed
                 self._leave()

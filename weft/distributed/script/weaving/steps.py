@@ -165,9 +165,12 @@ class OptimizerSteps:
         return weight if closure is None else self._weaving.share.weight
 
     def _exchange(self, index: int, weight: float, *, is_skipped: bool) -> None:
-        """Begin, every gradient, finish. A step that is skipped, or of a batch of which this rank has nothing, goes
-        without gradients: the others count on it."""
+        """Begin, every gradient, finish; nothing in a round that was closed without this rank. A step that is skipped,
+        or of a batch of which this rank has nothing, goes without gradients: the others count on it."""
         weaving, replicas = self._weaving, self._replicas
+        if weaving.is_late():
+            weaving.pass_over_step()
+            return
         own, before = weaving.updated[index], replicas.next_step(weaving.num_steps)
         is_empty = is_skipped or not weight
         optimizer = weaving.optimizers[index]
@@ -186,8 +189,8 @@ class OptimizerSteps:
             self._updates.adopt(state)
         for hook in list(optimizer._optimizer_step_post_hooks.values()) if self._is_served else ():
             hook(optimizer, (optimizer,), {})
-        is_late = weaving.plan.skips_rounds
-        weaving.note_step(replicas.next_step(weaving.num_steps + 1) - before - 1 if is_late else 0)
+        skips = weaving.plan.skips_rounds
+        weaving.note_step(replicas.next_step(weaving.num_steps + 1) - before - 1 if skips else 0)
         if self._changes is not None:
             self._changes.forget()
         if weaving.writes is not None:

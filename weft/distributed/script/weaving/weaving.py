@@ -69,14 +69,13 @@ class Weaving(AbstractEpochs):
         self.updates: OwnUpdates | None = None  # where a plan's steps are taken at optimizer.step()
         self.writes: ParameterWrites | None = None  # where servers hold the weights
         self.attached: list[Attachment] = []  # to modules
-        self.num_steps = 0  # calls of optimizer.step() that were taken part in
+        self.num_steps = 0  # calls of optimizer.step()
         self._share = share
         self._opened = ExitStack()
         self._is_held = False  # the consensus, by the models
         self._home: dict[str, Tensor] | None = None  # this rank's own weights meanwhile, where they differ from it
         self._loaded: set[str] = set()  # models or optimizers got a state_dict of which the ranks have not agreed
-        self._rounds_missed = self._batches_since = 0
-        self._batches_per_step = 1
+        self._rounds_missed = 0
 
     @property
     def share(self) -> BatchShare:
@@ -99,7 +98,6 @@ class Weaving(AbstractEpochs):
 
     def begin_epoch(self) -> None:
         self.leave_consensus()
-        self._batches_since = 0
         self.agree_on_loading()
 
     def end_epoch(self) -> None:
@@ -166,15 +164,17 @@ class Weaving(AbstractEpochs):
     # Rounds that a rank was late for.
 
     def note_step(self, rounds_missed: int = 0) -> None:
-        """A step was taken, and so many that the others take without this rank lie before the next."""
+        """A step was taken; of the next ones so many are rounds that the others have closed without this rank."""
         self.num_steps += 1
         self._rounds_missed += rounds_missed
-        self._batches_per_step, self._batches_since = max(1, self._batches_since), 0
 
-    def num_to_skip(self) -> int:
-        missed, self._rounds_missed = self._rounds_missed, 0
-        self._batches_since += 1
-        return missed * self._batches_per_step
+    def is_late(self) -> bool:
+        return self._rounds_missed > 0
+
+    def pass_over_step(self) -> None:
+        """The next step is of a round that is closed. It counts as one, as on the ranks that were in time."""
+        self.num_steps += 1
+        self._rounds_missed -= 1
 
     # States that come from elsewhere.
 
@@ -225,6 +225,7 @@ class Weaving(AbstractEpochs):
         """Go on with rank 0's parameters and buffers, and with this state of optimizers at servers; elsewhere theirs is
         as the script has it. A collective call."""
         self._home = None
+        self._rounds_missed = 0
         self._loaded.clear()
         broadcast_in_host_memory(self.world.group, [*self.parameters.values(), *self.buffers.values()])
         if self.replicas is None:
