@@ -99,5 +99,6 @@ def test_accelerate_joins(
 @pytest.mark.slow
 def test_trainers_join(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
     monkeypatch.setenv("WEFT_TORCH_BACKEND", "weft")
     assert launch(capfd, tmp_path, TRAINER)[-1] == "weft 2 12 True"
