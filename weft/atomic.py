@@ -1,5 +1,6 @@
 """Files and folders that are whole or absent, never half written."""
 
+import fcntl
 import json
 import os
 import secrets
@@ -11,7 +12,7 @@ from typing import Any
 
 from weft.errors import StorageError
 
-__all__ = ["storage_error", "sync", "use_new_folder", "write_bytes", "write_json", "write_text"]
+__all__ = ["storage_error", "sync", "use_folder_lock", "use_new_folder", "write_bytes", "write_json", "write_text"]
 
 
 def write_text(path: Path, text: str) -> None:
@@ -41,6 +42,18 @@ def write_bytes(path: Path, content: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write strict JSON: not-a-number and infinity are refused, so encode them before."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+@contextmanager
+def use_folder_lock(folder: Path) -> Iterator[None]:
+    """One process of this host at a time; where folders cannot be locked, all at once."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

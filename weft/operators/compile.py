@@ -4,7 +4,6 @@ The key of the cache covers the sources, the flags, the compiler's version and t
 is never used where it does not belong.
 """
 
-import fcntl
 import hashlib
 import os
 import platform
@@ -12,10 +11,11 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from weft.atomic import use_folder_lock
 from weft.errors import CompilerError
 
 __all__ = ["FLAGS", "compile_library", "find_compiler"]
@@ -70,19 +70,11 @@ def cache_folder() -> Path:
 @contextmanager
 def _use_turn(folder: Path) -> Iterator[None]:
     """One process compiles while the others that want the same wait for it. Where there are no locks, all compile."""
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:  # the build will say why
+    with ExitStack() as stack:
+        with suppress(OSError):  # the build will say why
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(use_folder_lock(folder))
         yield
-        return
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _build(compiler: str, source: Path, flags: Sequence[str], library: Path) -> None:

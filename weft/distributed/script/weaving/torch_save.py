@@ -11,14 +11,13 @@ the last one to come stays, whole all the same.
 A model that is saved as a whole is saved as it was before `weave`.
 """
 
-import fcntl
 import functools
 import os
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_bytes, token_hex
 from typing import Any, final
@@ -26,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from weft.atomic import use_folder_lock
 from weft.distributed.script.weaving.own_hooks import use_bare
 from weft.distributed.script.weaving.weaving import weavings_of
 from weft.distributed.script.world.world import World, find_world
@@ -88,7 +88,7 @@ class _Saves:
             with suppress(OSError):
                 shutil.copymode(path, scratch)
             self._mark(scratch, path)
-            with _use_lock(path.parent):
+            with use_folder_lock(path.parent):
                 if not self._is_left_to_rank_0(path):
                     os.replace(scratch, path)
         finally:
@@ -114,16 +114,3 @@ class _Saves:
 
 
 _saves: WeakKeyDictionary[World, _Saves] = WeakKeyDictionary()
-
-
-@contextmanager
-def _use_lock(folder: Path) -> Iterator[None]:
-    """Ranks of this host look at a mark and rename one at a time. Where folders cannot be locked, what stays may be
-    another rank's, whole all the same."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -9,22 +9,18 @@ Other plans (local, elastic, gossip, servers) take their steps in `step` instead
 """
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
-from functools import partial, wraps
-from types import MethodType
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader
 
-from weft.distributed.codecs import make_codec
 from weft.distributed.consistency.server import Settings
 from weft.distributed.place import AbstractPlace, LaunchedPlace
 from weft.distributed.placement import DataParallel
 from weft.distributed.placement.cut import cut_evenly
-from weft.distributed.placement.exchange import GradientExchange
 from weft.distributed.realise import RunSpec, realise
 from weft.distributed.script.data.loaders import TrainingLoader, check_loader
 from weft.distributed.script.data.shares import make_share
@@ -40,21 +36,17 @@ from weft.distributed.script.weaving.checks import (
     plan_for,
 )
 from weft.distributed.script.weaving.ends import close_at_end
-from weft.distributed.script.weaving.gradients import Backward, GradientHooks
 from weft.distributed.script.weaving.incoming import Loss
-from weft.distributed.script.weaving.losses import close_over_all
 from weft.distributed.script.weaving.model_facts import describe_woven
-from weft.distributed.script.weaving.names import prefix_of
 from weft.distributed.script.weaving.observing import observe
 from weft.distributed.script.weaving.own_hooks import OwnHook
-from weft.distributed.script.weaving.same_gradients import check_same_gradients
 from weft.distributed.script.weaving.seeding import reseed
 from weft.distributed.script.weaving.steps import (
     OptimizerSteps,
     check_optimizers_fit,
-    check_parameters,
     takes_own_steps,
 )
+from weft.distributed.script.weaving.synchronous import exchange_in_backward
 from weft.distributed.script.weaving.torch_save import guard_torch_save
 from weft.distributed.script.weaving.torch_updates import OwnUpdates, ShardUpdates
 from weft.distributed.script.weaving.weaving import Weaving, weavings_of
@@ -222,75 +214,13 @@ def _join_others(weaving: Weaving, batch_norm: str) -> None:
     weaving.replicas = replicas
     if not takes_own_steps(plan):
         assert isinstance(replicas, DataParallel), "synchronous ranks of a group"
-        _exchange_in_backward(weaving, replicas)
+        exchange_in_backward(weaving, replicas)
     else:
         replicas.join(weaving.state)
         weaving.updates = updates
         OptimizerSteps(weaving, replicas, updates)
         if isinstance(world.place, LaunchedPlace) and plan.channel != "all_reduce":
             close_at_end(world)
-
-
-def _exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
-    world, group, num_models = weaving.world, replicas.group, len(weaving.models)
-    number = 1 + sum(len(woven.models) for woven in weavings_of(world))  # of its first model, among all that are woven
-    for optimizer in weaving.optimizers:
-        replicas.placement.take_over(optimizer, weaving.parameters)  # first, for it may refuse
-        if weaving.plan.shard > 1:
-            _note_steps(optimizer, world.waiting("optimizer.step", group))
-    replicas.join(weaving.state)
-    trained = weaving.trained
-    weaving.backward = Backward(list(trained.values()), weaving.share, group.size, weaving.loss)
-    for index in range(num_models):
-        prefix = prefix_of(index, num_models)
-        own = {name: parameter for name, parameter in trained.items() if name.startswith(prefix)}
-        exchange, alone = replicas.exchange, group
-        if num_models > 1:
-            alone = group.split(0, group.rank)
-            weaving.keep_open(closing(alone))
-            exchange = GradientExchange(alone, own, make_codec(weaving.plan.compress))
-        kind = "backward" if number + index == num_models == 1 else f"backward of model {number + index}"
-        GradientHooks(own, exchange, weaving.backward, index, world.waiting(kind, alone))
-    for optimizer, updated in zip(weaving.optimizers, weaving.updated, strict=True):
-        hook = optimizer.register_step_pre_hook(partial(_before_step, weaving, updated, trained))
-        before: Any = optimizer._optimizer_step_pre_hooks
-        before.move_to_end(hook.id, last=False)  # before pieces stand for parameters
-        optimizer.register_step_post_hook(partial(_after_step, weaving, updated))
-
-
-def _note_steps(optimizer: torch.optim.Optimizer, waiting: AbstractContextManager[None]) -> None:
-    """For steps in which ranks wait for each other's pieces."""
-    original = optimizer.step
-
-    @wraps(getattr(original, "__func__", original))  # what schedulers and profilers have left on it stays
-    def step(_optimizer: Any, *arguments: Any, **options: Any) -> Any:
-        with waiting:
-            return original(*arguments, **options)
-
-    vars(optimizer)["step"] = MethodType(step, optimizer)
-
-
-def _before_step(
-    weaving: Weaving,
-    own: Mapping[str, Tensor],
-    trained: Mapping[str, Tensor],
-    optimizer: torch.optim.Optimizer,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-) -> Any:
-    check_parameters(optimizer, own, trained)
-    assert weaving.backward is not None, "gradients are exchanged there"
-    weaving.backward.check_exchanged()
-    changed = close_over_all(weaving, arguments, options) if len(arguments) > 1 or options else None
-    if changed is None:  # else the closure brings the gradients
-        check_same_gradients(weaving.world, weaving.backward.not_exchanged(own))
-    return changed
-
-
-def _after_step(weaving: Weaving, own: Mapping[str, Tensor], *_: Any) -> None:
-    assert weaving.backward is not None, "gradients are exchanged there"
-    weaving.backward.exchanged.difference_update(own)
-    weaving.note_step()
 
 
 def _updates_of_shard(weaving: Weaving, shard: int, settings: Settings) -> ShardUpdates:

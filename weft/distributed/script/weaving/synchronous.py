@@ -1,0 +1,89 @@
+"""Synchronous ranks of a group: gradients are exchanged in backward, and the script's optimizers step as they are.
+
+backward    GradientHooks: buckets set out as they are ready, of one model at a time
+step        has every gradient been exchanged, are the parameters those that were woven; then the script's own step
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, closing
+from functools import partial, wraps
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.distributed.codecs import make_codec
+from weft.distributed.placement import DataParallel
+from weft.distributed.placement.exchange import GradientExchange
+from weft.distributed.script.weaving.gradients import Backward, GradientHooks
+from weft.distributed.script.weaving.losses import close_over_all
+from weft.distributed.script.weaving.names import prefix_of
+from weft.distributed.script.weaving.same_gradients import check_same_gradients
+from weft.distributed.script.weaving.steps import check_parameters
+from weft.distributed.script.weaving.weaving import Weaving, weavings_of
+
+__all__ = ["exchange_in_backward"]
+
+
+def exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
+    """Hang the exchange of each model on its backward, and the checks of a step on the optimizers."""
+    world, group, num_models = weaving.world, replicas.group, len(weaving.models)
+    number = 1 + sum(len(woven.models) for woven in weavings_of(world))  # of its first model, among all that are woven
+    for optimizer in weaving.optimizers:
+        replicas.placement.take_over(optimizer, weaving.parameters)  # first, for it may refuse
+        if weaving.plan.shard > 1:
+            _note_steps(optimizer, world.waiting("optimizer.step", group))
+    replicas.join(weaving.state)
+    trained = weaving.trained
+    weaving.backward = Backward(list(trained.values()), weaving.share, group.size, weaving.loss)
+    for index in range(num_models):
+        prefix = prefix_of(index, num_models)
+        own = {name: parameter for name, parameter in trained.items() if name.startswith(prefix)}
+        exchange, alone = replicas.exchange, group
+        if num_models > 1:
+            alone = group.split(0, group.rank)
+            weaving.keep_open(closing(alone))
+            exchange = GradientExchange(alone, own, make_codec(weaving.plan.compress))
+        kind = "backward" if number + index == num_models == 1 else f"backward of model {number + index}"
+        GradientHooks(own, exchange, weaving.backward, index, world.waiting(kind, alone))
+    for optimizer, updated in zip(weaving.optimizers, weaving.updated, strict=True):
+        hook = optimizer.register_step_pre_hook(partial(_before_step, weaving, updated, trained))
+        before: Any = optimizer._optimizer_step_pre_hooks
+        before.move_to_end(hook.id, last=False)  # before pieces stand for parameters
+        optimizer.register_step_post_hook(partial(_after_step, weaving, updated))
+
+
+def _note_steps(optimizer: torch.optim.Optimizer, waiting: AbstractContextManager[None]) -> None:
+    """For steps in which ranks wait for each other's pieces."""
+    original = optimizer.step
+
+    @wraps(getattr(original, "__func__", original))  # what schedulers and profilers have left on it stays
+    def step(_optimizer: Any, *arguments: Any, **options: Any) -> Any:
+        with waiting:
+            return original(*arguments, **options)
+
+    vars(optimizer)["step"] = MethodType(step, optimizer)
+
+
+def _before_step(
+    weaving: Weaving,
+    own: Mapping[str, Tensor],
+    trained: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+) -> Any:
+    check_parameters(optimizer, own, trained)
+    assert weaving.backward is not None, "gradients are exchanged there"
+    weaving.backward.check_exchanged()
+    changed = close_over_all(weaving, arguments, options) if len(arguments) > 1 or options else None
+    if changed is None:  # else the closure brings the gradients
+        check_same_gradients(weaving.world, weaving.backward.not_exchanged(own))
+    return changed
+
+
+def _after_step(weaving: Weaving, own: Mapping[str, Tensor], *_: Any) -> None:
+    assert weaving.backward is not None, "gradients are exchanged there"
+    weaving.backward.exchanged.difference_update(own)
+    weaving.note_step()
