@@ -1,16 +1,20 @@
 """The plan's text form and its table of refusals."""
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, product
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.errors import PlanError
-from weft.specs.axes import AXES, DEGREES
+from weft.specs.axes import AXES
 from weft.specs.parsing import parse_plan
 from weft.specs.plan import Choice, Plan
-from weft.specs.refusals import REFUSALS, Refusal, check_plan, refusals_of
+from weft.specs.refusals import REFUSALS, Refusal, check_plan, nearest_to, refusals_of
 
 
 def available(axis: str) -> list[str]:
@@ -111,7 +115,6 @@ def test_parameters_that_are_as_usual_are_left_out_of_the_text(text: str, short:
 
 def test_what_later_versions_bring_is_known_and_refused_as_such() -> None:
     later = [f"{axis}={name}" for axis, values in AXES.items() for name, v in values.items() if not v.is_available]
-    later += [f"{degree}=2" for degree, is_available in DEGREES.items() if not is_available]
     assert later
     for text in later:
         with pytest.raises(PlanError, match="not available in this version"):
@@ -120,6 +123,44 @@ def test_what_later_versions_bring_is_known_and_refused_as_such() -> None:
 
 def with_parameters(choice: Choice, **parameters: float | str) -> Choice:
     return Choice(choice.name, tuple({**dict(choice.parameters), **parameters}.items()))
+
+
+def products() -> Iterator[Plan]:
+    """Every placement with every value of the other axes, whether it makes sense or not."""
+    splits = ("tensor", "pipeline", "shard", "expert", "linear")
+    placements = [(one,) for one in splits] + list(combinations(splits, 2))
+    others = ("shard_level", "schedule", "share", "consistency", "topology", "compress")
+    values = [[Choice(name, tuple(AXES[a][name].parameters.items())) for name in available(a)] for a in others]
+    pairs = {
+        (*usual[:i], one, *usual[i + 1 : j], two, *usual[j + 1 :])
+        for usual in [tuple(getattr(Plan(), axis) for axis in others)]
+        for i, j in combinations(range(len(others)), 2)
+        for one in values[i]
+        for two in values[j]
+    }
+    for placement, data, pair in product(placements, (1, 2), sorted(pairs, key=str)):
+        degrees: dict[str, Any] = dict.fromkeys(placement, 2)
+        yield replace(Plan(data=data), **degrees, **dict(zip(others, pair, strict=True)))
+    host = Choice("server", (("shards", 1), ("place", "shared"), ("inner", 2)))
+    gossip = Choice("gossip", (("graph", "ring"), ("mix", "pair"), ("lost", "end")))
+    asynchronous = Choice("async", tuple(AXES["consistency"]["async"].parameters.items()))
+    yield Plan(data=2, tensor=2, consistency=asynchronous, topology=host)
+    yield Plan(data=2, tensor=2, consistency=gossip)
+
+
+PRODUCTS = list(products())
+
+
+def test_every_product_makes_sense_or_has_a_nearest_plan_that_does() -> None:
+    accepted = 0
+    for plan in PRODUCTS:
+        try:
+            check_plan(plan)
+            accepted += 1
+        except PlanError as error:
+            nearest = parse_plan(str(error).rpartition("nearest: ")[2])
+            assert nearest.num_ranks <= plan.num_ranks and parse_plan(str(nearest)) == nearest
+    assert 0 < accepted < len(PRODUCTS)
 
 
 LIMITS = [limit for axis, values in AXES.items() for name in values for limit in refusals_of(axis, Choice(name))]
@@ -164,11 +205,12 @@ def test_the_nearest_plan_of_every_refusal_is_valid(refusal: Refusal) -> None:
         Plan(data=4, topology=with_parameters(server, inner=2)),
         Plan(data=2, consistency=usual["async"], topology=with_parameters(server, inner=3)),
         Plan(data=4, consistency=with_parameters(usual["async"], parts=2), topology=with_parameters(server, inner=2)),
+        *PRODUCTS,
     ]
     hits = [plan for plan in refused if applies(refusal, plan)]
     assert hits
     for plan in hits:
-        check_plan(refusal.cure(plan))
+        check_plan(nearest_to(plan))
 
 
 def test_zero_is_a_bound_and_a_number_of_backup_workers() -> None:

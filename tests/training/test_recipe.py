@@ -49,6 +49,8 @@ MUTABLE = [
     ("plan", "data=2"),
     ("device", "cpu"),
     ("buffers", "rank"),
+    ("rules.classifier.*", "split"),
+    ("init", "weights.safetensors"),
     ("accumulate", "2"),
     ("clip_norm", "none"),
     ("checkpoint_steps", "10"),
@@ -79,6 +81,16 @@ def test_mutable_setting_leaves_the_fixed_hash(key: str, text: str) -> None:
 def test_fixed_setting_changes_the_fixed_hash(key: str, text: str) -> None:
     changed = RECIPE.with_setting(key, text)
     assert changed.mutable == RECIPE.mutable and changed.fixed_hash != RECIPE.fixed_hash
+
+
+def test_rules_are_added_before_the_others_and_go_through_json() -> None:
+    ruled = RECIPE.with_setting("rules.*", "data").with_setting("rules.fc", "split").with_setting("rules.*", "space")
+    assert ruled.mutable.rules == (("*", "space"), ("fc", "split"))
+    assert Recipe.from_dict(json.loads(json.dumps(ruled.to_dict()))) == ruled
+    assert Mutable(1, Component("sgd"), rules={"fc": "split"}).rules == (("fc", "split"),)  # type: ignore[arg-type]
+    assert ruled.with_setting("rules", "none") == RECIPE
+    with pytest.raises(RecipeError, match="a rule is for layers with a name"):
+        RECIPE.with_setting("rules", "split")
 
 
 def test_every_field_has_been_set() -> None:

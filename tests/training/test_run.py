@@ -190,7 +190,7 @@ def test_divergence_names_step_and_tensor_and_counts_as_infinity(tmp_path: Path)
         ("batch_size", "0", "must be positive"),
         ("epochs", "-1", "must be positive"),
         ("accumulate", "4096", "more micro-batches"),
-        ("plan", "tensor=2", "not available"),
+        ("plan", "pipeline=2 tensor=1:2:4", "every stage"),
         ("model", "mpl", "did you mean 'mlp'"),
         ("model.hiden", "3", "did you mean 'hidden'"),
         ("optimizer.lr", "fast", "wrong type"),

@@ -111,7 +111,42 @@ def _codec(made_by: str, rounding: str, cost: str) -> Value:
     )
 
 
+_PIPELINE = "weft.distributed.placement.pipeline"
+_SHARES = "weft.planning.placement_cost:share_cost"
+
+
+def _schedule(made_by: str, parameters: Mapping[str, Number] | None = None, **options: Any) -> Value:
+    """An order of micro-batches, made by a function of (num_stages, choice)."""
+    return Value(
+        {"micro": 8} if parameters is None else parameters,
+        is_available=True,
+        realised_by={"all_reduce": f"{_PIPELINE}.schedules:{made_by}"},
+        cost="weft.planning.placement_cost:pipeline_cost",
+        **options,
+    )
+
+
 AXES: Mapping[str, Mapping[str, Value]] = {
+    "shard_level": {
+        level: Value(
+            {"offload": "none"},
+            is_available=True,
+            words={"offload": ("none", "disk")},
+            cost="weft.planning.placement_cost:sharded_cost",
+        )
+        for level in ("1", "2", "3")
+    },
+    "schedule": {
+        "gpipe": _schedule("gpipe"),
+        "1f1b": _schedule("one_forward_one_backward"),
+        "interleaved": _schedule("interleaved", {"micro": 8, "chunks": 2}),
+        "zero_bubble": _schedule("zero_bubble"),
+        "pipedream": _schedule("pipedream", {"sync": "own"}, words={"sync": ("own", "vertical")}),
+    },
+    "share": {
+        "equal": Value(is_available=True, cost=_SHARES),
+        "measured": Value({"every": 20}, is_available=True, cost=_SHARES),
+    },
     "consistency": {
         "sync": Value(
             is_available=True,
@@ -276,5 +311,12 @@ AXES: Mapping[str, Mapping[str, Value]] = {
     },
 }
 
-DEGREES: Mapping[str, bool] = {"data": True, "shard": True, "tensor": False, "pipeline": False}
-"""The placement axis: how many ways each kind of split has, and whether this version has it."""
+DEGREES: Mapping[str, str] = {
+    "data": "copies of the model, each with a share of the batch",
+    "shard": "copies of the model that hold its optimizer state together; by shard_level gradients and parameters too",
+    "tensor": "ranks that split every layer; one number for each stage where they differ, such as 1:2",
+    "pipeline": "stages: each rank has some of the layers",
+    "expert": "copies of the model that split its experts among them",
+    "linear": "copies of the model that split its linear layers among them, and no others",
+}
+"""The placement axis: kinds of split, each in a number of ways."""

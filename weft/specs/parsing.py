@@ -25,7 +25,7 @@ def parse_plan(text: str) -> Plan:
             raise PlanError(f"unknown word in a plan ({word}); {nearest(key, (*DEGREES, *AXES))}")
         if key in settings:
             raise PlanError(f"key is given twice in a plan ({key}); keep one")
-        settings[key] = _parse_degree(key, value) if key in DEGREES else _parse_choice(key, value)
+        settings[key] = _parse_ways(key, value) if key in DEGREES else _parse_choice(key, value)
     plan = Plan(**settings)
     check_plan(plan)
     return plan
@@ -47,6 +47,14 @@ def parse_plan_for(plan: Plan | str, num_ranks: int) -> Plan:
     'data=4 topology=ring'
     """
     return as_plan(" ".join(f"{word}={num_ranks}" if word in DEGREES else word for word in str(plan).split()))
+
+
+def _parse_ways(key: str, text: str) -> int | tuple[int, ...]:
+    """A number of ways, or of `tensor` one for each stage: 1:2."""
+    ways = tuple(_parse_degree(key, part) for part in text.split(":")) if key == "tensor" else ()
+    if len(ways) < 2:
+        return _parse_degree(key, text)
+    return ways if len(set(ways)) > 1 else ways[0]
 
 
 def _parse_degree(key: str, text: str) -> int:

@@ -51,8 +51,13 @@ class Plan:
 
     data: int = 1
     shard: int = 1
-    tensor: int = 1
+    tensor: int | tuple[int, ...] = 1  # of each stage, where they differ
     pipeline: int = 1
+    expert: int = 1
+    linear: int = 1
+    shard_level: Choice = Choice("1")
+    schedule: Choice = Choice("1f1b")
+    share: Choice = Choice("equal")
     consistency: Choice = Choice("sync")
     topology: Choice = Choice("native")
     compress: Choice = Choice("none")
@@ -69,8 +74,52 @@ class Plan:
 
     def mesh(self, rank: int) -> Mesh:
         """The mesh of the plan as a rank sees it."""
-        sizes = {axis: getattr(self, axis) for axis in MESH_AXES}
-        return Mesh(rank, **sizes)
+        sizes = {axis: getattr(self, axis) for axis in MESH_AXES if axis != "tensor"}
+        if isinstance(self.tensor, tuple):
+            return Mesh(rank, **sizes, stages=self.tensor)
+        return Mesh(rank, **sizes, tensor=self.tensor)
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Into which a rank's share of a batch is cut, to go through the stages one after the other."""
+        usual = value_of("schedule", self.schedule).parameters.get("micro", 1)
+        return int(self.schedule.get("micro", usual)) if self.pipeline > 1 else 1
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether a pipeline is never emptied between steps: its stages update each at its own time."""
+        return self.pipeline > 1 and "sync" in dict(self.schedule.parameters)
+
+    @property
+    def splits_tensors(self) -> bool:
+        """Whether layers are split, in one stage at least."""
+        return self.tensor != 1
+
+    @property
+    def splits_layers(self) -> bool:
+        """Whether ranks compute parts of layers, or layers for parts of a batch, whose sums they then make."""
+        return self.splits_model or self.expert > 1 or self.linear > 1
+
+    @property
+    def splits_model(self) -> bool:
+        """Whether a replica is more than one rank."""
+        return self.num_ranks > self.num_replicas
+
+    @property
+    def splits_parameters(self) -> bool:
+        """Whether a rank holds parts of parameters, or some of them, and not the whole model."""
+        return self.splits_model or self.expert > 1 or self.linear > 1 or self.sharding_level > 1
+
+    @property
+    def sharding_level(self) -> int:
+        """The stage of ZeRO: 1 for optimizer state, 2 for gradients too, 3 for parameters too; 0 where nothing is
+        split over `shard`."""
+        return int(self.shard_level.name) if self.shard > 1 else 0
+
+    @property
+    def offloads_state(self) -> bool:
+        """Whether optimizer state lies on disk."""
+        return self.shard > 1 and self.shard_level.get("offload", "none") == "disk"
 
     @property
     def channel(self) -> Channel:
@@ -107,6 +156,12 @@ class Plan:
         return value_of("consistency", self.consistency).traits.skips_rounds
 
     @property
+    def measured_every(self) -> int | None:
+        """Steps from one measurement to the next, where shares of a batch are dealt by measured speed; None where they
+        are equal."""
+        return int(self.share["every"]) if self.share.name == "measured" else None
+
+    @property
     def period(self) -> int:
         """Steps from one exchange to the next."""
         return int(self.consistency.get("steps", 1))
@@ -120,12 +175,18 @@ class Plan:
 
     @property
     def _has_servers(self) -> bool:
-        return self.num_shards > 0 and self.num_ranks > 1
+        return self.num_shards > 0 and self.num_replicas > 1
 
     @property
     def num_shards(self) -> int:
-        """Servers among which parameters are cut; 0 where there are none."""
+        """Servers among which parameters are cut, of each part of a model that ranks hold in parts; 0 where there are
+        none."""
         return int(self.topology.get("shards", 0))
+
+    @property
+    def num_servers(self) -> int:
+        """Of all parts together; those of a part come one after the other."""
+        return self.num_shards * self.mesh(0).num_parts
 
     @property
     def ranks_per_host(self) -> int:
@@ -145,14 +206,17 @@ class Plan:
         >>> parse_plan("data=2 consistency=async topology=server").roles.names
         ('worker, server 0', 'worker')
         """
+        mesh = self.mesh(0)
+        parts = range(mesh.num_parts) if self.channel == "servers" else ()
         return assign_roles(
             self.num_ranks,
             self.channel,
-            num_shards=self.num_shards,
+            holders=tuple(rank for part in parts for rank in _first(mesh.holders_of(part), self.num_shards)),
             num_hosts=self.num_hosts,
             ranks_per_host=self.ranks_per_host,
             is_own=self.topology.get("place", "shared") == "own",
             is_strict=self.is_synchronous,
+            ranks_per_replica=mesh.num_parts,
         )
 
     def __str__(self) -> str:
@@ -162,10 +226,16 @@ class Plan:
         return " ".join(f"{key}={_spell(key, value)}" for key, value in shown.items())
 
 
-def _spell(key: str, value: int | Choice) -> str:
+def _first(ranks: tuple[int, ...], number: int) -> tuple[int, ...]:
+    """So many, from the beginning again where there are fewer: servers of their own are beside nobody."""
+    return tuple(ranks[i % len(ranks)] for i in range(number))
+
+
+def _spell(key: str, value: int | tuple[int, ...] | Choice) -> str:
     """A degree or a choice as short text: of the parameters the first, and those that are not as usual."""
-    if isinstance(value, int):
-        return str(value)
+    if not isinstance(value, Choice):
+        return str(value) if isinstance(value, int) else ":".join(map(str, value))
     defaults = AXES[key][value.name].parameters
-    shown = [p for i, p in enumerate(value.parameters) if i == 0 or p[1] != defaults.get(p[0])]
+    usual = [p[1] == defaults.get(p[0]) for p in value.parameters]
+    shown = [p for i, p in enumerate(value.parameters) if not usual[i] or (i == 0 and p[1] != "none")]
     return str(replace(value, parameters=tuple(shown)))

@@ -53,9 +53,10 @@ class Batch:
 
         return Batch(tuple(map(convert, self.inputs)), tuple(map(convert, self.targets)))
 
-    def split(self, num_parts: int) -> list["Batch"]:
-        """At most `num_parts` consecutive pieces whose sizes differ by at most one sample; none is empty."""
+    def split(self, num_parts: int, *, keeps_empty: bool = False) -> list["Batch"]:
+        """At most `num_parts` consecutive pieces whose sizes differ by at most one sample; none is empty unless those
+        are kept."""
         inputs = [tensor.tensor_split(num_parts) for tensor in self.inputs]
         targets = [tensor.tensor_split(num_parts) for tensor in self.targets]
         parts = (Batch(tuple(t[i] for t in inputs), tuple(t[i] for t in targets)) for i in range(num_parts))
-        return [part for part in parts if len(part)]
+        return [part for part in parts if keeps_empty or len(part)]

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -20,10 +21,12 @@ from weft.training.loop import Task, TrainingState
 from weft.training.losses import LOSSES
 from weft.training.models import MODELS
 from weft.training.optimizers import OPTIMIZERS, AbstractOptimizer
+from weft.training.optimizers.offloading import OffloadedOptimizer
 from weft.training.recipe import Mutable, Recipe
 from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.sampling import SAMPLERS
 from weft.training.schedules import SCHEDULES
+from weft.training.weights import is_weights, load_weights, read_weights
 from weft.training.whole_step import step_in_one
 
 __all__ = [
@@ -97,6 +100,9 @@ TOLERANCES: Mapping[str, float] = {"inductor": 2e-5, "jax": 2e-5, "onnxruntime":
 FOR_INFERENCE = frozenset({"onnxruntime"})
 """Executors that compute no gradients."""
 
+SAMPLE = 2
+"""Samples that a placement looks at before it cuts a model."""
+
 ON_ANY_DEVICE = frozenset({"eager", "reference"})
 """Executors that compute where the module is; the others compile for the CPU, or run a library that does."""
 
@@ -120,6 +126,8 @@ def check_recipe(recipe: Recipe, *, is_training: bool = True) -> None:
     if is_training and mutable.executor.name in FOR_INFERENCE:
         raise RecipeError(f"executor computes no gradients ({mutable.executor.name}); train with executor=graph")
     _check_device(mutable)
+    if mutable.init and not is_weights(Path(mutable.init)):
+        read_weights(Path(mutable.init))  # which says why there are none
     for name in fixed.metrics:
         if name not in QUALITY:
             find_metric(name)  # an unknown name gets its own error
@@ -142,15 +150,19 @@ def check_recipe(recipe: Recipe, *, is_training: bool = True) -> None:
         numbers = f"accumulate: {mutable.accumulate}, batch_size: {mutable.batch_size}"
         raise RecipeError(f"more micro-batches than samples in a batch ({numbers}); lower accumulate")
     plan = mutable.plan
+    if plan.is_streamed and mutable.accumulate > 1:
+        raise RecipeError(
+            f"a minibatch of PipeDream is one batch (accumulate: {mutable.accumulate}); --set accumulate=1"
+        )
     if plan.num_replicas > mutable.batch_size:
         numbers = f"ranks: {plan.num_replicas}, batch_size: {mutable.batch_size}"
         raise RecipeError(f"more ranks than samples in a batch ({numbers}); raise batch_size or use fewer ranks")
-    if plan.shard > 1 and build_optimizer(recipe).scope != "element":
-        numbers = f"optimizer: {mutable.optimizer}, shard: {plan.shard}"
+    if (plan.shard > 1 or plan.linear > 1 or plan.splits_tensors) and build_optimizer(recipe).scope == "tensor":
+        numbers = f"optimizer: {mutable.optimizer}, plan: {plan}"
         cure = "use one that is element-wise, such as adam, or data=N"
-        raise RecipeError(f"optimizer needs whole tensors, and shards hold pieces ({numbers}); {cure}")
-    if plan.channel == "servers" and not plan.is_synchronous and not plan.commits_on_arrival:
-        _check_clipping(mutable, plan)
+        raise RecipeError(f"optimizer needs whole tensors, and ranks hold pieces ({numbers}); {cure}")
+    if plan.channel == "servers":
+        _check_servers(recipe)
 
 
 def _check_device(mutable: Mutable) -> None:
@@ -160,10 +172,21 @@ def _check_device(mutable: Mutable) -> None:
         raise RecipeError(f"executor computes on the CPU alone ({what}); use executor=eager, or --device cpu")
 
 
-def _check_clipping(mutable: Mutable, plan: Plan) -> None:
-    if mutable.clip_norm is not None and plan.num_shards > 1:
-        numbers = f"clip_norm: {mutable.clip_norm}, shards: {plan.num_shards}"
-        raise RecipeError(f"no shard knows the norm of the whole sum ({numbers}); use topology=server(shards=1)")
+def _check_servers(recipe: Recipe) -> None:
+    mutable, plan = recipe.mutable, recipe.mutable.plan
+    is_in_rounds = not plan.is_synchronous and not plan.commits_on_arrival
+    if mutable.clip_norm is not None and is_in_rounds and plan.num_servers > 1:
+        numbers = f"clip_norm: {mutable.clip_norm}, shards: {plan.num_servers}"
+        cure = "use consistency=async, of which ranks clip" if plan.splits_model else "use topology=server(shards=1)"
+        raise RecipeError(f"no shard knows the norm of the whole sum ({numbers}); {cure}")
+    if mutable.clip_norm is not None and plan.is_synchronous and plan.splits_model:
+        numbers = f"clip_norm: {mutable.clip_norm}, servers: {plan.num_servers}"
+        raise RecipeError(f"servers of one part do not know the norm of the others ({numbers}); use topology=native")
+    optimizer = build_optimizer(recipe)
+    if plan.splits_tensors and optimizer.scope != "element":
+        numbers = f"optimizer: {mutable.optimizer}, tensor: {plan.tensor}"
+        cure = "use one that is element-wise, such as adam, or topology=native"
+        raise RecipeError(f"optimizer needs whole tensors, and servers hold parts of them ({numbers}); {cure}")
 
 
 def build_splits(recipe: Recipe) -> Splits:
@@ -181,12 +204,17 @@ def build_optimizer(recipe: Recipe) -> AbstractOptimizer:
     return optimizer
 
 
+def _place_state(optimizer: AbstractOptimizer, plan: Plan) -> AbstractOptimizer:
+    return OffloadedOptimizer(optimizer) if plan.offloads_state else optimizer
+
+
 def build_task(
     recipe: Recipe,
     splits: Splits,
     seed: int,
     replicas: AbstractReplicas | None = None,
     device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Task, TrainingState]:
     """The parts of a training and its state at step 0, which depend on the recipe, the data, the seed and the rank.
 
@@ -194,6 +222,7 @@ def build_task(
 
     Args:
         device: of this rank; by default the one that the recipe's wish means for one process.
+        dtype: in which the model computes, from the weights that it has as it is; by default as it is.
     """
     device = find_device(recipe.mutable.device) if device is None else device
     replicas = replicas or SoloReplicas()
@@ -202,13 +231,21 @@ def build_task(
     total_samples = max(1, round(fixed.epochs * size))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "model"))
-        module = build(fixed.model, MODELS, "model", splits.task).to(device)
+        module = build(fixed.model, MODELS, "model", splits.task)
+    if mutable.init:
+        load_weights(module, read_weights(Path(mutable.init)), mutable.init)
+    module = module.to(device, dtype)
     loss: Loss = build(fixed.loss, LOSSES, "loss")
-    executor: AbstractExecutor = build(mutable.executor, EXECUTORS, "executor", module, loss)
+    placement = replicas.placement
+    splits = splits.on(device, dtype)
+    placement.look_at(splits.train.take(torch.arange(min(size, SAMPLE))).inputs)
+    executor = placement.execute(
+        placement.place(module), loss, lambda part, loss: build(mutable.executor, EXECUTORS, "executor", part, loss)
+    )
     task = Task(
-        splits=splits.on(device),
-        executor=replicas.placement.wrap(executor),
-        optimizer=build_optimizer(recipe),
+        splits=splits,
+        executor=executor,
+        optimizer=_place_state(build_optimizer(recipe), mutable.plan),
         schedule=build(mutable.schedule, SCHEDULES, "schedule", total_samples, size),
         sampler=build(
             mutable.sampler, SAMPLERS, "sampler", splits.train, mutable.batch_size, derive_seed(seed, "sampler")

@@ -1,5 +1,6 @@
 """Evaluation of a model on one split."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -32,10 +33,13 @@ def evaluate(
     names = ("loss", *metrics)
     batches = torch.arange(len(dataset)).split(BATCH_SIZE)
     numbers = torch.zeros(len(batches), len(names), 3, dtype=torch.float64)
-    for i in range(mesh.replica, len(batches), mesh.num_replicas):
-        batch = dataset.take(batches[i])
+    # Replicas that take every forward together compute with no samples where the others have the last ones.
+    num_rounds = math.ceil(len(batches) / mesh.num_replicas)
+    end = num_rounds * mesh.num_replicas if replicas.placement.takes_forwards_together else len(batches)
+    for i in range(mesh.replica, end, mesh.num_replicas):
+        batch = dataset.take(batches[i] if i < len(batches) else batches[0][:0])
         outputs = executor.infer(state, batch)
-        if not replicas.placement.has_loss:
+        if not replicas.placement.has_loss or i >= len(batches):
             continue
         for j, name in enumerate(names):
             tally = QUALITY[name](outputs.predictions, batch.targets, outputs.loss, batch.num_targets)

@@ -81,7 +81,7 @@ def train(
     Returns:
         The final state, and in words why training ended.
     """
-    num_parameters = sum(parameter.numel() for parameter in state.model.parameters.values())
+    num_parameters = sum(_size(task, name, parameter) for name, parameter in state.model.parameters.items())
     reason = "all samples used"
     wishes: list[str] = []
     if task.replicas.mesh.num_ranks > 1:
@@ -137,17 +137,33 @@ def take_step(task: Task, state: TrainingState) -> tuple[TrainingState, StepResu
         on_gradient = task.replicas.begin(weight)
         point = placement.prepare(task.optimizer, parameters, state.optimizer)
         with use_point(parameters, point):
-            if len(batch):
-                loss, model = gradients_of(task.executor, state.model, batch, task.accumulate, on_gradient)
+            if len(batch) or placement.takes_forwards_together:
+                loss, model = gradients_of(
+                    task.executor,
+                    state.model,
+                    batch,
+                    task.accumulate,
+                    on_gradient,
+                    placement.weighting,
+                    keeps_empty=placement.takes_forwards_together,
+                )
         owned = placement.owned(parameters)
-        update = Update(task.optimizer, owned, state.optimizer, lr, task.clip_norm, placement.norm)
-        total, optimizer = task.replicas.finish(weight * loss, update)
+        update = Update(
+            task.optimizer, owned, state.optimizer, lr, task.clip_norm, placement.norm, placement.whole_norms
+        )
+        total, optimizer = task.replicas.finish(weight * loss if placement.has_loss else 0.0, update)
     if not math.isfinite(total):
         raise _divergence(task, state, batch, loss)
 
     samples = state.samples + len(indices)
     after = replace(state, model=model, optimizer=optimizer, sampler=sampler, step=state.step + 1, samples=samples)
     return after, StepResult(total, lr, len(indices), task.replicas.traffic())
+
+
+def _size(task: Task, name: str, parameter: Tensor) -> int:
+    """Elements of the whole parameter, of which this rank may hold a part."""
+    cut = task.replicas.placement.cut_of(f"parameter/{name}")
+    return parameter.numel() if cut is None else math.prod(cut.shape)
 
 
 def _catch_up(task: Task, state: TrainingState) -> TrainingState:
@@ -219,6 +235,8 @@ def _weight(task: Task, batch: Batch, indices: Tensor) -> float:
 def _divergence(task: Task, state: TrainingState, batch: Batch, loss: float) -> TrainingError:
     if math.isfinite(loss):
         return PeerLostError("loss of another rank is not finite; that rank says why", peer=-1)
-    bad = task.executor.first_bad_tensor(state.model, batch) or "the loss itself"
+    bad = "not looked for, as the other ranks have stopped"
+    if not task.replicas.placement.takes_forwards_together:  # else a forward needs them all
+        bad = task.executor.first_bad_tensor(state.model, batch) or "the loss itself"
     where = f"step: {state.step}, loss: {loss}, first bad tensor: {bad}"
     return DivergedError(f"loss is not finite ({where}); lower the learning rate, warm up, or clip gradients")

@@ -18,7 +18,7 @@ from weft.training.loop import Task, TrainingState, take_step
 from weft.training.replicas import SoloReplicas
 from weft.training.sampling import Ordered, Sampler, SamplerState
 
-__all__ = ["ResourceWatch", "probe_data", "probe_scaling", "probe_step", "use_resource_watch"]
+__all__ = ["ResourceWatch", "probe_data", "probe_scaling", "probe_step", "probe_waiting", "use_resource_watch"]
 
 
 @dataclass
@@ -59,7 +59,9 @@ def probe_step(task: Task, state: TrainingState, throughput: float) -> dict[str,
     def step() -> None:
         task.executor(state.model, batch, lambda _name, _gradient: None)
 
-    flops = count_flops(step) / len(batch)
+    mesh, flops = task.replicas.mesh, count_flops(step) / len(batch)
+    if mesh.num_ranks > mesh.num_replicas:  # each has counted the layers, or parts of layers, that it holds
+        flops = task.replicas.sum(torch.tensor([flops], dtype=torch.float64)).item() / mesh.num_replicas
     device = state.model.device
     with use_tensor_memory_peak(device) as peak:
         step()
@@ -76,11 +78,13 @@ def probe_scaling(
 ) -> dict[str, float]:
     """The price of working together: the steps of one rank alone, on as many samples as it had, against those of all.
 
-    Rank 0 takes the steps while the others wait. Its state is put back, for it is what was trained.
+    Rank 0 takes the steps while the others wait. Its state is put back, for it is what was trained. Where it needs the
+    others to compute there is no such number.
     """
-    if task.replicas.mesh.num_ranks == 1:
+    mesh, placement = task.replicas.mesh, task.replicas.placement
+    if mesh.num_ranks == 1 or mesh.num_replicas < mesh.num_ranks or placement.takes_forwards_together:
         return {}
-    alone = median(_steps_alone(task, state, now)) if task.replicas.mesh.rank == 0 else 0.0
+    alone = median(_steps_alone(task, state, now)) if mesh.rank == 0 else 0.0
     task.replicas.sum(torch.zeros(1))  # the others wait here
     return {"scaling_efficiency": alone / step_time, "communication_overhead": step_time - alone}
 
@@ -104,6 +108,13 @@ def _steps_alone(task: Task, state: TrainingState, now: Callable[[], float]) -> 
             for name, tensor in own.items():
                 tensor.copy_(before[name])
     return seconds
+
+
+def probe_waiting(task: Task) -> dict[str, float]:
+    """The measurements of the executors of all ranks, as means. Called by all ranks."""
+    found = task.executor.measured()
+    total = task.replicas.sum(torch.tensor(list(found.values()), dtype=torch.float64)).tolist() if found else []
+    return {name: number / task.replicas.mesh.num_ranks for name, number in zip(found, total, strict=True)}
 
 
 def probe_data(task: Task) -> dict[str, float]:

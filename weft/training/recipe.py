@@ -44,7 +44,9 @@ class Mutable:
     executor: Component = field(default_factory=lambda: Component("eager"))
     plan: Plan = field(default_factory=Plan)  # or its text
     device: str = "auto"  # the accelerator if there is one; or cpu, a kind (cuda), one device (cuda:1)
+    init: str = ""  # weights to begin with: a .safetensors file or a folder of them; by default the model's own
     buffers: Literal["mean", "rank"] = "mean"  # running statistics before an evaluation: averaged, or each rank's own
+    rules: tuple[tuple[str, str], ...] = ()  # globs of layers' names, and how such layers are split; or a mapping
     accumulate: int = 1  # micro-batches that a batch is cut into
     clip_norm: float | None = None  # of all gradients together
     checkpoint_steps: int | None = None
@@ -101,6 +103,8 @@ class Recipe:
 def _changed(part: Fixed | Mutable, name: str, option: str, text: str) -> Any:
     """The new value of a field, from the text of a setting."""
     annotation, current = get_type_hints(type(part))[name], getattr(part, name)
+    if name == "rules":
+        return _ruled(current, option, text)
     if option and not isinstance(current, Component):
         raise RecipeError(f"key has no options ({name}.{option}); --set {name}={text}")
     if option:
@@ -112,6 +116,15 @@ def _changed(part: Fixed | Mutable, name: str, option: str, text: str) -> Any:
     if name == "plan":
         return as_plan(text)
     return coerce(parse_option(text), annotation, name)
+
+
+def _ruled(current: tuple[tuple[str, str], ...], glob: str, word: str) -> tuple[tuple[str, str], ...]:
+    """The rules with one more, before the others, or `none` of them."""
+    if glob:
+        return ((glob, word), *(rule for rule in current if rule[0] != glob))
+    if parse_option(word) is not None:
+        raise RecipeError(f"a rule is for layers with a name (rules: {word}); --set 'rules.classifier.*={word}'")
+    return ()
 
 
 def _target(current: Rule | None, text: str) -> Rule | None:
@@ -128,6 +141,8 @@ def _target(current: Rule | None, text: str) -> Rule | None:
 def _coerce_fields(part: Fixed | Mutable) -> None:
     hints = get_type_hints(type(part))
     for name, value in vars(part).items():
+        if name == "rules" and isinstance(value, Mapping):
+            value = tuple(value.items())
         found = as_plan(value) if name == "plan" else coerce(value, hints[name], name)
         object.__setattr__(part, name, found)
 

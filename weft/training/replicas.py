@@ -24,7 +24,7 @@ from weft.graph import GradientSink, State
 from weft.specs import Mesh
 from weft.training.checkpoint import Entry
 from weft.training.gradients import Norm, clip_by_norm, joint_norm
-from weft.training.optimizers import AbstractOptimizer, OptimizerState
+from weft.training.optimizers import AbstractOptimizer, OptimizerState, WholeNorms
 from weft.training.placement import AbstractPlacement, WholeModel
 
 __all__ = ["AbstractReplicas", "Consensus", "SoloReplicas", "Traffic", "Update"]
@@ -36,6 +36,7 @@ class Update:
 
     Args:
         clip_norm: the largest norm of all gradients together, which `norm` knows; None for any.
+        whole_norms: from norms of pieces to those of whole tensors, where parameters are pieces.
         settings: those that a script has changed in its optimizer, as text, for whoever updates in its place.
     """
 
@@ -45,13 +46,14 @@ class Update:
     lr: float
     clip_norm: float | None
     norm: Norm = joint_norm
+    whole_norms: WholeNorms | None = None
     settings: str | None = None
 
     def apply(self, gradients: Mapping[str, Tensor | None]) -> OptimizerState:
         if self.clip_norm is not None:
             # In the model's order, not in that of arrival: the norm of the norms has the same bits on every path.
             gradients = clip_by_norm({name: gradients.get(name) for name in self.parameters}, self.clip_norm, self.norm)
-        return self.optimizer.update(gradients, self.parameters, self.state, self.lr)
+        return self.optimizer.update(gradients, self.parameters, self.state, self.lr, self.whole_norms)
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,11 @@ class AbstractReplicas(ABC):
     @abstractmethod
     def is_synchronous(self) -> bool:
         """Whether ranks meet in every step, and so hold the same parameters and optimizer state after it."""
+
+    @property
+    def has_one_model(self) -> bool:
+        """Whether ranks, when they save, hold the same weights, or parts of the same: those that meet in every step."""
+        return self.is_synchronous
 
     @property
     def consistency(self) -> str | None:

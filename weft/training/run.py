@@ -21,11 +21,11 @@ from weft.training.history import History
 from weft.training.interrupt import use_interrupt
 from weft.training.log import log_to
 from weft.training.loop import TrainingState, train
-from weft.training.probes import probe_data, probe_scaling, probe_step, use_resource_watch
+from weft.training.probes import probe_data, probe_scaling, probe_step, probe_waiting, use_resource_watch
 from weft.training.recipe import Recipe
 from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.results import hash_tensors, judge, to_target, values_of
-from weft.training.snapshot import ranks_of, restore
+from weft.training.snapshot import readers_of, restore
 from weft.training.surroundings import Surroundings
 
 __all__ = ["find_begun", "mark_failed", "resume_run", "run_recipe"]
@@ -204,7 +204,8 @@ def _train_once(
         replicas.join(state.model)  # before a checkpoint is read, of which a rank then knows what it needs
         snapshot = None
         if not surroundings.is_virtual:
-            snapshot = latest_checkpoint(checkpoints if goes_on else None, _passing_over(emit), ranks_of(replicas))
+            readers = readers_of(replicas, state.model)
+            snapshot = latest_checkpoint(checkpoints if goes_on else None, _passing_over(emit), readers)
         if snapshot:
             state = restore(state, snapshot)
             replicas.remember(snapshot.step, snapshot.entries)
@@ -224,13 +225,15 @@ def _train_once(
         with replicas.use_consensus(state.model) as consensus:
             judges = consensus.judges
             scores = evaluate(task.executor, state.model, task.splits.test, task.metrics, judges) if judges else {}
-            hashes = {"parameters": hash_tensors(state.model.parameters)}
+            whole = replicas.placement.whole({f"parameter/{n}": p for n, p in state.model.parameters.items()})
+            hashes = {"parameters": hash_tensors({n.removeprefix("parameter/"): p for n, p in whole.items()})}
 
     values = values_of(history, task.target, wall_clock, {f"test/{name}": score for name, score in scores.items()})
     is_alone = replicas.mesh.num_ranks == 1
     tell(Stage("measuring one step" if is_alone else "measuring one rank alone, for the scaling efficiency"))
     probed = {
         "optimizer_memory": _most(replicas, state.optimizer.num_bytes),
+        **probe_waiting(task),
         **(probe_data(task) if replicas.mesh.rank == 0 else {}),
         **probe_scaling(task, state, values["step_time"], now),
         **({} if surroundings.is_virtual else probe_step(task, state, values["throughput"])),

@@ -5,7 +5,7 @@ parameter/<name>   buffer/<name>   random   optimizer/lr   optimizer/step   slot
 and what the replicas carry themselves, by names of their own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,34 +15,60 @@ from torch import Tensor
 from weft.errors import CorruptFileError
 from weft.graph import State
 from weft.graph.executors.random_state import fit_random_state
-from weft.training.checkpoint import Entry, Kind, Ranks, Snapshot
+from weft.training.checkpoint import RESIDUAL, Cut, Entry, Kind, Ranks, Snapshot
+from weft.training.checkpoint.entry import subject_of
 from weft.training.loop import TrainingState
 from weft.training.optimizers import OptimizerState, Shared, slots_beside
 from weft.training.replicas import AbstractReplicas, SoloReplicas
 from weft.training.sampling import SamplerState
 
-__all__ = ["ranks_of", "restore", "take_snapshot"]
+__all__ = ["cut_beside", "ranks_of", "readers_of", "restore", "take_snapshot"]
 
 
 def ranks_of(replicas: AbstractReplicas) -> Ranks:
     """The replicas as a checkpoint sees them."""
-    return Ranks(replicas.mesh, replicas.gather, replicas.placement.cut_of, replicas.consistency)
+    cut_of = replicas.placement.cut_of
+    return Ranks(replicas.mesh, replicas.gather, lambda name: cut_beside(name, cut_of), replicas.consistency)
+
+
+def cut_beside(name: str, cut_of: Callable[[str], Cut | None]) -> Cut | None:
+    """Of an entry that is the model's, or one that replicas keep beside a parameter: `residual/<parameter>` and
+    `elastic/centre/<parameter>` are cut as the parameter is."""
+    kind, _, rest = name.partition("/")
+    if name.startswith(RESIDUAL):
+        return cut_of(subject_of(name))
+    if kind in ("parameter", "slot", "buffer") or "/" not in rest:
+        return cut_of(name)
+    return cut_of(f"parameter/{rest.partition('/')[2]}")
+
+
+def readers_of(replicas: AbstractReplicas, model: State) -> Ranks:
+    """The replicas as they read a checkpoint, each what the model on it has a place for. A collective call, in which
+    ranks that hold parts of a model tell each other of which tensors."""
+    ranks = ranks_of(replicas)
+    if ranks.mesh.num_ranks == ranks.mesh.data * ranks.mesh.shard:
+        return ranks  # each holds a part of every tensor
+    own = [f"{kind}/{name}" for kind, tensors in _tensors_of(model) for name in tensors]
+    known = {name for names in ranks.gather_json(own) for name in names}
+    return replace(ranks, elsewhere=frozenset(known.difference(own)))
 
 
 def take_snapshot(state: TrainingState, extra: Mapping[str, Any], replicas: AbstractReplicas | None = None) -> Snapshot:
     """The state of this rank as a checkpoint holds it; `extra` is progress that the caller wants back."""
     replicas = replicas or SoloReplicas()
-    optimizer = replicas.collect(state.optimizer)
+    optimizer, cut_of = replicas.collect(state.optimizer), replicas.placement.cut_of
     trained = {f"parameter/{name}": tensor for name, tensor in state.model.parameters.items()}
     for name, slots in optimizer.slots.items():
         trained |= {f"slot/{name}/{slot}": tensor for slot, tensor in slots.items()}
-    entries = {name: _entry(name, tensor, replicas) for name, tensor in trained.items()}
+    # Ranks that go their own ways have trained different tensors; others may hold parts of one.
+    kind: Kind = "global" if replicas.has_one_model else "mean"
+    entries = {name: Entry.of_part(tensor, kind, cut_of(name)) for name, tensor in trained.items()}
     entries["optimizer/lr"] = Entry(optimizer.shared.lr)
     entries["optimizer/step"] = Entry(optimizer.shared.step)
     # Running statistics are each rank's own between evaluations, and a resumed run must find them so.
-    kind: Kind = "global" if replicas.mesh.num_replicas == 1 else "mean"
+    kind = "global" if replicas.mesh.num_replicas == 1 else "mean"
     for name, tensor in state.model.buffers.items():
-        entries[f"buffer/{name}"] = Entry(tensor, kind)
+        entries[f"buffer/{name}"] = Entry.of_part(tensor, kind, cut_of(f"buffer/{name}"))
     entries["random"] = Entry(state.model.random, "own")
     entries |= replicas.memory()
     progress = {
@@ -94,16 +120,6 @@ def restore(state: TrainingState, snapshot: Snapshot) -> TrainingState:
         evaluated=progress["evaluated"],
         target_met=progress["target_met"],
     )
-
-
-def _entry(name: str, tensor: Tensor, replicas: AbstractReplicas) -> Entry:
-    """Ranks that do not meet in every step have trained different tensors; those that do may hold parts of one."""
-    if not replicas.is_synchronous:
-        return Entry(tensor, "mean")
-    cut = replicas.placement.cut_of(name)
-    # The whole all the same where it is a number about the parameter, such as torch.optim's count of steps.
-    is_part = cut is not None and tuple(tensor.shape) == cut.part.length
-    return Entry(tensor, cut=cut if is_part else None)
 
 
 def _tensors_of(model: State) -> tuple[tuple[str, Mapping[str, Tensor]], ...]:

@@ -34,8 +34,8 @@ from weft.training.checkpoint import (
     writing,
 )
 from weft.training.checkpoint.index import read_index
+from weft.training.checkpoint.offers import Offer, assign_writers
 from weft.training.checkpoint.part import Overlap, copy_overlaps
-from weft.training.checkpoint.writing import Offer, assign_writers
 from weft.training.events import StepEnded
 from weft.training.loop import TrainingState, train
 from weft.training.optimizers import Adam, Optimizer, OptimizerState, TorchOptimizer
@@ -108,7 +108,7 @@ class OnMesh(SoloReplicas):  # type: ignore[misc]
 def _part(tensor: Tensor, cut: Cut | None) -> Tensor:
     if cut is None or not tensor.dim():
         return tensor
-    return tensor.reshape(-1)[cut.part.offset[0] : cut.part.offset[0] + cut.part.length[0]].clone()
+    return cut.take(tensor)
 
 
 def trained(case: str) -> TrainingState:

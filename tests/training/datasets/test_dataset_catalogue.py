@@ -11,7 +11,7 @@ from weft.errors import RecipeError
 from weft.training.component import Component, build, options_of
 from weft.training.datasets import DATASETS, locate
 
-AT_HAND = ("digits", "heat", "pydoc", "pydoc_topics")
+AT_HAND = ("digits", "gratings", "heat", "pydoc", "pydoc_topics")
 
 
 @pytest.mark.parametrize("name", sorted(DATASETS))

@@ -16,8 +16,9 @@ def test_defaults_are_those_of_torch_optim(name: str) -> None:
     names = {"adagrad": "Adagrad", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop"}
     optimizer = build(Component(name), OPTIMIZERS, "optimizer")
     reference = build(Component("torch", name=names.get(name, "SGD")), OPTIMIZERS, "optimizer")
-    # torch.optim's default for SGD, 0.001, suits no problem; ours is the usual 0.1.
-    assert optimizer.lr == (reference.lr if name in names else 0.1)
+    # torch.optim's default for SGD, 0.001, suits no problem; ours is the usual 0.1. It has no layer-wise ones.
+    own = {"lars": 1.0, "lamb": 1e-3}.get(name, 0.1)
+    assert optimizer.lr == (reference.lr if name in names else own)
 
 
 def test_torch_optim_by_name_with_options_as_in_a_call() -> None:

@@ -16,6 +16,7 @@ from weft.training.optimizers import (
     Scope,
     Shared,
     TorchOptimizer,
+    WholeNorms,
 )
 
 Make = Callable[[], AbstractOptimizer]
@@ -109,6 +110,7 @@ class Forgetful(AbstractOptimizer):
         parameters: Mapping[str, Tensor],
         state: OptimizerState,
         lr: float,
+        whole_norms: WholeNorms | None = None,
     ) -> OptimizerState:
         assert self._state is not None
         self._state = self._inner.update(gradients, parameters, self._state, lr)

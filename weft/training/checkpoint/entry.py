@@ -9,17 +9,22 @@ import torch
 from torch import Tensor
 
 from weft.specs import Mesh
-from weft.training.checkpoint.part import Cut, Part, whole
+from weft.training.checkpoint.cut import Cut, HeldPart, whole_cut
 
-__all__ = ["ALONE", "Entry", "Kind", "Ranks", "Snapshot", "mean_of", "move"]
+__all__ = ["ALONE", "RESIDUAL", "Entry", "Kind", "Ranks", "Snapshot", "mean_of", "move", "subject_of"]
+
+RESIDUAL = "residual/"
+"""Before the name of a parameter: what a codec has not sent of its gradient."""
 
 Kind = Literal["global", "sum", "mean", "own"]
 """How a tensor lies across ranks:
 
 global   one tensor: every rank has the same, or a part of it
-sum      every rank has a tensor, of which only the sum matters (residuals of compression)
-mean     every rank has a tensor, all of which stand for their mean (running statistics, weights of relaxed ranks)
-own      every rank has a tensor with no meaning elsewhere (random state)
+sum      every replica has a tensor, of which only the sum matters (residuals of compression)
+mean     every replica has a tensor, all of which stand for their mean (running statistics, weights of relaxed ranks)
+own      every replica has a tensor with no meaning elsewhere (random state)
+
+The ranks of a replica have the same tensor too, or parts of it.
 """
 
 
@@ -28,17 +33,24 @@ class Entry:
     """A named tensor as one rank has it.
 
     Args:
-        cut: the part of a global tensor that `tensor` is; None if it is all of it.
+        cut: the part that `tensor` is, or several parts, of the one tensor of all ranks or of a replica's own, whose
+            ranks have the other parts; None if it is all of it.
+        replica: whose it is, if not global; None for that of the mesh of those who save.
     """
 
     tensor: Tensor
     kind: Kind = "global"
     cut: Cut | None = None
+    replica: int | None = None
 
     def __post_init__(self) -> None:
-        if self.cut is not None:
-            assert self.kind == "global", "a rank's own tensor is not a part of another"
-            assert tuple(self.tensor.shape) == self.cut.part.length, "the tensor is the part"
+        assert self.cut is None or tuple(self.tensor.shape) == self.cut.held_shape, "the tensor is the part"
+
+    @staticmethod
+    def of_part(tensor: Tensor, kind: Kind, cut: Cut | None, replica: int | None = None) -> "Entry":
+        """The whole all the same where a tensor is a number about a parameter, such as torch.optim's count of steps."""
+        is_part = cut is not None and tuple(tensor.shape) == cut.held_shape
+        return Entry(tensor, kind, cut if is_part else None, replica)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -46,8 +58,9 @@ class Entry:
         return tuple(self.tensor.shape) if self.cut is None else self.cut.shape
 
     @property
-    def part(self) -> Part:
-        return whole(self.shape) if self.cut is None else self.cut.part
+    def parts(self) -> tuple[HeldPart, ...]:
+        """Of the whole, in this tensor; none where it is empty."""
+        return (self.cut or whole_cut(self.shape)).parts
 
 
 @dataclass(frozen=True)
@@ -74,12 +87,15 @@ class Ranks:
             and then rank 0 is the one that writes.
         cut_of: the part that this rank holds of an entry; None for all of it.
         consistency: how ranks come together that each save weights of their own; None where all hold the same.
+        elsewhere: parameters and buffers of which others hold parts and this rank none, by their entries: a stage of a
+            pipeline reads nothing of the others.
     """
 
     mesh: Mesh = Mesh()  # noqa: RUF009 -- frozen
     gather: Callable[[Tensor], tuple[Tensor, ...]] = lambda tensor: (tensor,)
     cut_of: Callable[[str], Cut | None] = lambda name: None
     consistency: str | None = None
+    elsewhere: frozenset[str] = frozenset()
 
     def gather_json(self, value: Any) -> list[Any]:
         """Every rank's value, in the order of ranks."""
@@ -111,6 +127,17 @@ def move(kind: Kind, num_saved: int, rank: int, size: int, read: Callable[[int],
     if kind == "mean":
         return mean_of([read(i) for i in range(num_saved)])
     return read(rank) if rank < num_saved else None
+
+
+def subject_of(name: str) -> str:
+    """The entry of the parameter, or buffer, that an entry is about; itself if that is none.
+
+    >>> subject_of("slot/layer.weight/velocity"), subject_of("residual/layer.weight"), subject_of("random")
+    ('parameter/layer.weight', 'parameter/layer.weight', 'random')
+    """
+    if name.startswith("slot/"):
+        return f"parameter/{name.removeprefix('slot/').rpartition('/')[0]}"
+    return f"parameter/{name.removeprefix(RESIDUAL)}" if name.startswith(RESIDUAL) else name
 
 
 def mean_of(tensors: Sequence[Tensor]) -> Tensor:

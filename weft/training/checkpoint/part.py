@@ -18,7 +18,18 @@ from math import prod
 
 from torch import Tensor
 
-__all__ = ["Cut", "Overlap", "Part", "boxes_of", "copy_overlaps", "flat", "is_cover", "overlap", "overlaps", "whole"]
+__all__ = [
+    "Overlap",
+    "Part",
+    "boxes_of",
+    "copy_overlaps",
+    "flat",
+    "is_cover",
+    "overlap",
+    "overlaps",
+    "subtract",
+    "whole",
+]
 
 
 @dataclass(frozen=True)
@@ -41,19 +52,6 @@ class Part:
         """
         ends = zip(self.offset, self.length, strict=True)
         return f"[{', '.join(f'{start}:{start + length}' for start, length in ends)}]"
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A rank's part of a tensor that it does not hold as a whole.
-
-    Args:
-        shape: of the whole.
-        part: a tensor of shape `part.length` is held.
-    """
-
-    shape: tuple[int, ...]
-    part: Part
 
 
 @dataclass(frozen=True)
@@ -99,6 +97,24 @@ def overlap(one: Part, other: Part) -> Part | None:
     ends = (tuple(map(sum, zip(part.offset, part.length, strict=True))) for part in (one, other))
     length = tuple(end - start for start, end in zip(offset, map(min, *ends), strict=True))
     return Part(offset, length) if all(n > 0 for n in length) else None
+
+
+def subtract(one: Part, other: Part) -> list[Part]:
+    """The boxes that are left of a box without what another has of it: slices before and after it, dim by dim.
+
+    >>> [str(rest) for rest in subtract(Part((0, 0), (3, 3)), Part((1, 1), (9, 1)))]
+    ['[0:1, 0:3]', '[1:3, 0:1]', '[1:3, 2:3]']
+    """
+    shared = overlap(one, other)
+    if shared is None:
+        return [one]
+    rest: list[Part] = []
+    for dim, (start, length) in enumerate(zip(shared.offset, shared.length, strict=True)):
+        for first, end in ((one.offset[dim], start), (start + length, one.offset[dim] + one.length[dim])):
+            if first < end:
+                offset = (*shared.offset[:dim], first, *one.offset[dim + 1 :])
+                rest.append(Part(offset, (*shared.length[:dim], end - first, *one.length[dim + 1 :])))
+    return rest
 
 
 def boxes_of(part: Part, shape: Sequence[int]) -> list[Part]:

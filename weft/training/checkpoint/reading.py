@@ -13,9 +13,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from weft.errors import CorruptFileError, RunFolderError
-from weft.training.checkpoint.entry import ALONE, Entry, Ranks, Snapshot, mean_of, move
-from weft.training.checkpoint.index import Chunk, Index, Row, read_index, sha256_of
-from weft.training.checkpoint.part import Part, copy_overlaps, overlaps, whole
+from weft.training.checkpoint.cut import Cut, HeldPart, whole_cut
+from weft.training.checkpoint.entry import ALONE, Entry, Ranks, Snapshot, mean_of, move, subject_of
+from weft.training.checkpoint.index import Chunk, ChunkedTensor, Index, Row, read_index, sha256_of
+from weft.training.checkpoint.part import Part, copy_overlaps, overlaps
 
 __all__ = ["ChunkReader", "checkpoints_in", "latest_checkpoint", "read_checkpoint"]
 
@@ -29,11 +30,16 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _FOLDER.fullmatch(path.name))
 
 
-def read_checkpoint(path: Path, ranks: Ranks = ALONE) -> Snapshot:
+def read_checkpoint(
+    path: Path, ranks: Ranks = ALONE, *, is_wanted: Callable[[str], bool] = lambda name: True
+) -> Snapshot:
     """Read what one rank needs of a checkpoint, whoever saved it.
 
     Weights and slots of a rank's own are for ranks that come together as those did who saved them. With another
     consistency all begin with the mean: synchronous ranks that began apart would stay apart.
+
+    Args:
+        is_wanted: whether an entry is read at all.
 
     Raises:
         CorruptFileError: if a chunk that is needed is missing or damaged, by name.
@@ -41,11 +47,13 @@ def read_checkpoint(path: Path, ranks: Ranks = ALONE) -> Snapshot:
     index = read_index(path)
     entries: dict[str, Entry] = {}
     with ChunkReader(path, index) as reader:
-        for name, row in index.rows.items():
+        rows = {name: row for name, row in index.rows.items() if is_wanted(name)}
+        needed = {name: row for name, row in rows.items() if subject_of(name) not in ranks.elsewhere}
+        for name, row in needed.items():
             entry = _entry_for(name, row, reader, ranks, goes_on=_goes_on(index, ranks))
             if entry is not None:
                 entries[name] = entry
-    return Snapshot(index.step, entries, index.progress, frozenset(index.rows.keys() - entries.keys()))
+    return Snapshot(index.step, entries, index.progress, frozenset(needed.keys() - entries.keys()))
 
 
 def latest_checkpoint(
@@ -112,7 +120,7 @@ def _entry_for(name: str, row: Row, reader: "ChunkReader", ranks: Ranks, *, goes
         return None  # what a scheme remembers of the way to weights that no rank has any more
 
     def read(i: int) -> Tensor:
-        return reader.read(name, i, cut.part if cut else None)
+        return reader.read(name, i, cut)
 
     if row.kind == "mean" and not goes_on and not name.startswith("buffer/"):
         tensor: Tensor | None = mean_of([read(i) for i in range(num_saved)])
@@ -120,7 +128,7 @@ def _entry_for(name: str, row: Row, reader: "ChunkReader", ranks: Ranks, *, goes
         tensor = move(row.kind, num_saved, ranks.mesh.replica, size, read)
     if tensor is None:
         return None
-    return Entry(tensor, row.kind) if cut is None else Entry(tensor, cut=cut)
+    return Entry(tensor, row.kind, cut)
 
 
 def _damage(fact: str, name: str, part: Part, file: Path) -> CorruptFileError:
@@ -146,19 +154,26 @@ class ChunkReader:
     ) -> None:
         self._stack.close()
 
-    def read(self, name: str, number: int, part: Part | None = None) -> Tensor:
-        """A part of the `number`-th tensor of an entry, in memory of its own."""
+    def read(self, name: str, number: int, cut: Cut | None = None) -> Tensor:
+        """The `number`-th tensor of an entry, in memory of its own; or what a cut leaves of it."""
         row = self._index.rows[name]
         tensor = row.tensors[number]
-        part = part or whole(tensor.shape)
-        target = torch.empty(part.length, dtype=row.dtype)
-        num_copied = 0
+        cut = cut or whole_cut(tensor.shape)
+        target = torch.empty(cut.held_shape, dtype=row.dtype)
+        for held in cut.parts:
+            self._read_part(name, row, tensor, held, target)
+        return target
+
+    def _read_part(self, name: str, row: Row, tensor: ChunkedTensor, held: HeldPart, target: Tensor) -> None:
+        view, part, num_copied = held.of(target), held.part, 0
+        memory = view if view.is_contiguous() else torch.empty(part.length, dtype=row.dtype)
         for chunk in tensor.chunks:
             if found := overlaps(part, chunk.part, tensor.shape):
-                num_copied += copy_overlaps(found, target, self._checked(name, row.dtype, chunk))
+                num_copied += copy_overlaps(found, memory, self._checked(name, row.dtype, chunk))
         if num_copied != part.size:
             raise _damage("is not in the index as a whole", name, part, self._path)
-        return target
+        if memory is not view:
+            view.copy_(memory)
 
     def _checked(self, name: str, dtype: torch.dtype, chunk: Chunk) -> Tensor:
         """The chunk in the mapped file, after all of it has been read once for its checksum."""

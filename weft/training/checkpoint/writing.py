@@ -12,10 +12,8 @@ lie beside the old ones until the new index takes the place of the old one.
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -24,55 +22,22 @@ from torch import Tensor
 
 from weft.atomic import storage_error, sync, use_new_folder
 from weft.errors import CorruptFileError, StorageError
-from weft.training.checkpoint.entry import ALONE, Entry, Kind, Ranks, Snapshot
+from weft.training.checkpoint.entry import ALONE, Ranks, Snapshot
 from weft.training.checkpoint.index import (
     INDEX,
     Chunk,
     ChunkedTensor,
     Index,
     Row,
-    key_of,
     read_index,
     sha256_of,
     write_index,
 )
-from weft.training.checkpoint.part import Part, is_cover
+from weft.training.checkpoint.offers import Offer, assign_writers, cut_out, without_overlaps
+from weft.training.checkpoint.part import flat, is_cover
 from weft.training.checkpoint.reading import checkpoints_in
 
-__all__ = ["Offer", "assign_writers", "write_checkpoint"]
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A chunk that a rank has, and could write.
-
-    Args:
-        owner: the replica whose tensor it is; None of a global one.
-    """
-
-    name: str
-    kind: Kind
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    owner: int | None
-    part: Part
-
-    @property
-    def num_bytes(self) -> int:
-        return self.part.size * self.dtype.itemsize
-
-    @property
-    def key(self) -> str:
-        return key_of(self.name, self.part, self.shape)
-
-    def to_json(self) -> list[Any]:
-        dtype = str(self.dtype).removeprefix("torch.")
-        return [self.name, self.kind, dtype, self.shape, self.owner, self.part.offset, self.part.length]
-
-    @staticmethod
-    def from_json(data: Sequence[Any]) -> "Offer":
-        name, kind, dtype, shape, owner, offset, length = data
-        return Offer(name, kind, getattr(torch, dtype), tuple(shape), owner, Part(tuple(offset), tuple(length)))
+__all__ = ["write_checkpoint"]
 
 
 def write_checkpoint(folder: Path, snapshot: Snapshot, ranks: Ranks = ALONE, *, keep: int = 2) -> Path:
@@ -100,24 +65,6 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, ranks: Ranks = ALONE, *, 
     return path
 
 
-def assign_writers(offers: Mapping[int, Sequence[Offer]]) -> dict[Offer, int]:
-    """Who writes what: of the ranks that have a chunk the one with the fewest bytes so far, the largest chunks first.
-
-    Args:
-        offers: by rank.
-    """
-    holders: dict[Offer, list[int]] = {}
-    for rank, own in offers.items():
-        for offer in own:
-            holders.setdefault(offer, []).append(rank)
-    num_bytes = dict.fromkeys(offers, 0)
-    writers: dict[Offer, int] = {}
-    for offer, ranks in sorted(holders.items(), key=lambda item: (len(item[1]) > 1, -item[0].num_bytes)):
-        writers[offer] = min(ranks, key=lambda rank: (num_bytes[rank], rank))
-        num_bytes[writers[offer]] += offer.num_bytes
-    return writers
-
-
 def _write_chunks(snapshot: Snapshot, ranks: Ranks, target: Path, suffix: str) -> dict[Offer, Chunk | None]:
     """Agree on who writes what, write this rank's share, and wait for the others: all chunks, and where they are now.
     An empty one is nowhere.
@@ -126,16 +73,20 @@ def _write_chunks(snapshot: Snapshot, ranks: Ranks, target: Path, suffix: str) -
         target, suffix: where to write, as rank 0 says.
     """
     rank = ranks.mesh.rank
-    own = {_offer(name, entry, ranks.mesh.replica): entry.tensor for name, entry in snapshot.entries.items()}
+    own = _offers(snapshot, ranks.mesh.replica)
     said = ranks.gather_json(
         {"rank": rank, "target": target.name, "suffix": suffix, "offers": [offer.to_json() for offer in own]}
     )
     if said[0]["rank"] != 0:
         return {}  # ranks that do not meet: rank 0 writes alone
     target, suffix = target.parent / said[0]["target"], said[0]["suffix"]
-    offers = {one["rank"]: [Offer.from_json(offer) for offer in one["offers"]] for one in said}
-    writers = assign_writers(offers)
-    mine = {offer.key: _on_host(tensor) for offer, tensor in own.items() if writers[offer] == rank and offer.num_bytes}
+    offers = without_overlaps({one["rank"]: [Offer.from_json(offer) for offer in one["offers"]] for one in said})
+    writers = assign_writers({rank: [*chunks] for rank, chunks in offers.items()})
+    mine = {
+        chunk.key: _on_host(cut_out(own[offer], offer, chunk))
+        for chunk, offer in offers[rank].items()
+        if writers[chunk] == rank and chunk.num_bytes
+    }
     failure: StorageError | None = None
     try:
         _save(mine, target / _file_of(rank, suffix))
@@ -155,9 +106,16 @@ def _write_chunks(snapshot: Snapshot, ranks: Ranks, target: Path, suffix: str) -
     }
 
 
-def _offer(name: str, entry: Entry, replica: int) -> Offer:
-    owner = None if entry.kind == "global" else replica
-    return Offer(name, entry.kind, entry.tensor.dtype, entry.shape, owner, entry.part)
+def _offers(snapshot: Snapshot, replica: int) -> dict[Offer, Tensor]:
+    """Every part that this rank has, as a view; of a tensor of which it has nothing, an empty one."""
+    offers: dict[Offer, Tensor] = {}
+    for name, entry in snapshot.entries.items():
+        owner = replica if entry.replica is None else entry.replica
+        about = name, entry.kind, entry.tensor.dtype, entry.shape, None if entry.kind == "global" else owner
+        offers |= {Offer(*about, held.part): held.of(entry.tensor.detach()) for held in entry.parts}
+        if not entry.parts:
+            offers[Offer(*about, flat(0, 0))] = entry.tensor.detach().reshape(-1)
+    return offers
 
 
 def _on_host(tensor: Tensor) -> Tensor:

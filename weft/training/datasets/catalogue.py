@@ -8,6 +8,7 @@ from weft.training.datasets.arrays import arrays
 from weft.training.datasets.cifar import cifar10, cifar10_files, cifar100, cifar100_files
 from weft.training.datasets.dataset import Splits
 from weft.training.datasets.digits import digits
+from weft.training.datasets.gratings import gratings
 from weft.training.datasets.heat import heat
 from weft.training.datasets.images import PILLOW_CURE, images
 from weft.training.datasets.mnist import fashion_mnist, fashion_mnist_files, mnist, mnist_files
@@ -23,6 +24,7 @@ DATASETS: Mapping[str, Callable[..., Splits]] = {
     "cifar100": cifar100,
     "digits": digits,
     "fashion_mnist": fashion_mnist,
+    "gratings": gratings,
     "heat": heat,
     "images": images,
     "mnist": mnist,
@@ -41,6 +43,7 @@ FILE_SETS: Mapping[str, Callable[[], FileSet]] = {
 ALWAYS_HERE = {
     "arrays": "any .npz file (option: path)",
     "digits": "scikit-learn",
+    "gratings": "made on the fly",
     "heat": "made on the fly",
     "images": "any folder of images (option: path)",
     "pydoc": "this Python's own documentation",

@@ -95,4 +95,5 @@ def _corrupt(path: Path, expected: str, found: str) -> CorruptFileError:
 def _cure(name: str, archive: str) -> str:
     folder = shlex.quote(str(cache_folder() / name))
     url = f"https://www.cs.toronto.edu/~kriz/{archive}-binary.tar.gz"
-    return f"mkdir -p {folder} && curl -fL {url} | tar -xz --strip-components=1 -C {folder}"
+    fetch = f"mkdir -p {folder} && curl -fL {url} | tar -xz --strip-components=1 -C {folder}"
+    return f"{fetch}, or make pictures up: --set data=gratings"

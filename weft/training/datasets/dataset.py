@@ -51,18 +51,19 @@ class AbstractDataset(ABC):
 
 @final
 class DatasetOnDevice(AbstractDataset):
-    """Wraps any data set: batches are moved to a device when they are taken. Facts about the data stay on the CPU,
-    where samplers ask for them."""
+    """Wraps any data set: batches are moved to a device, or to another type, when they are taken. Facts about the data
+    stay on the CPU, where samplers ask for them."""
 
-    def __init__(self, inner: AbstractDataset, device: torch.device) -> None:
+    def __init__(self, inner: AbstractDataset, device: torch.device, dtype: torch.dtype | None = None) -> None:
         self._inner = inner
         self._device = device
+        self._dtype = dtype
 
     def __len__(self) -> int:
         return len(self._inner)
 
     def take(self, indices: Tensor, epoch: int = 0) -> Batch:
-        return self._inner.take(indices, epoch).to(device=self._device)
+        return self._inner.take(indices, epoch).to(device=self._device, dtype=self._dtype)
 
     def checksum(self) -> str:
         return self._inner.checksum()
@@ -91,11 +92,13 @@ class Splits:
     validation: AbstractDataset
     test: AbstractDataset
 
-    def on(self, device: torch.device) -> "Splits":
-        """The same data, taken in batches of this device."""
-        if device == CPU:
+    def on(self, device: torch.device, dtype: torch.dtype | None = None) -> "Splits":
+        """The same data, taken in batches of this device, numbers with a fraction in this type."""
+        if device == CPU and dtype is None:
             return self
-        train, validation, test = (DatasetOnDevice(part, device) for part in (self.train, self.validation, self.test))
+        train, validation, test = (
+            DatasetOnDevice(part, device, dtype) for part in (self.train, self.validation, self.test)
+        )
         return replace(self, train=train, validation=validation, test=test)
 
     def checksum(self) -> str:

@@ -4,6 +4,7 @@ Shape suffixes: b batch, l length, w width, h heads, s size of a head (w = h * s
 """
 
 import math
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -14,7 +15,7 @@ from weft.errors import RecipeError, UsageError
 from weft.specs import TaskSpec
 from weft.training.models.checks import check_dropout, check_positive, check_token_task
 
-__all__ = ["char_gpt"]
+__all__ = ["build_gpt", "char_gpt"]
 
 
 def char_gpt(
@@ -35,12 +36,33 @@ def char_gpt(
         tied: whether the embedding also serves as the weight of the output layer.
     """
     check_token_task(task, "char_gpt")
+
+    def feed_forward() -> nn.Module:
+        return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout))
+
+    return build_gpt(task, width, num_layers, num_heads, dropout, tied, feed_forward)
+
+
+def build_gpt(
+    task: TaskSpec,
+    width: int,
+    num_layers: int,
+    num_heads: int,
+    dropout: float,
+    tied: bool,
+    feed_forward: Callable[[], nn.Module],
+) -> nn.Module:
+    """A GPT of blocks with any part after the attention.
+
+    Args:
+        feed_forward: makes that part of a block.
+    """
     check_positive(width=width, num_layers=num_layers, num_heads=num_heads)
     check_dropout(dropout)
     if width % num_heads:
         numbers = f"width: {width}, num_heads: {num_heads}"
         raise RecipeError(f"heads do not divide the width ({numbers}); --set model.width={num_heads * 16}")
-    blocks = [_Block(width, num_heads, dropout) for _ in range(num_layers)]
+    blocks = [_Block(width, num_heads, dropout, feed_forward) for _ in range(num_layers)]
     gpt = _CharGPT(task.num_outputs, task.input.shape[0], width, blocks, dropout, tied)
     _initialise(gpt, num_layers)
     return gpt
@@ -70,14 +92,12 @@ class _CharGPT(nn.Module):
 
 @final
 class _Block(nn.Module):
-    def __init__(self, width: int, num_heads: int, dropout: float) -> None:
+    def __init__(self, width: int, num_heads: int, dropout: float, feed_forward: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
         self.attention = _Attention(width, num_heads, dropout)
         self.norm2 = nn.LayerNorm(width)
-        self.feed_forward = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
-        )
+        self.feed_forward = feed_forward()
 
     def forward(self, x_blw: Tensor) -> Tensor:
         after_blw: Tensor = x_blw + self.attention(self.norm1(x_blw))
@@ -108,8 +128,8 @@ class _Attention(nn.Module):
 def _initialise(gpt: _CharGPT, num_layers: int) -> None:
     """GPT-2's: normal of 0.02, and less where 2 * num_layers contributions add up on the residual stream."""
     for name, parameter in gpt.named_parameters():
-        if name.endswith("bias"):
+        if name.endswith(("bias", "bias_in", "bias_out", "gate.noise")):
             parameter.zero_()
         elif parameter.ndim > 1:
-            is_residual = name.endswith(("attention.out.weight", "feed_forward.2.weight"))
+            is_residual = name.endswith(("attention.out.weight", "feed_forward.2.weight", "experts.weight_out"))
             parameter.normal_(std=0.02 / math.sqrt(2 * num_layers) if is_residual else 0.02)

@@ -3,6 +3,8 @@
 from weft.training.optimizers.adagrad import AdaGrad
 from weft.training.optimizers.adam import Adam, AdamW
 from weft.training.optimizers.catalogue import OPTIMIZERS
+from weft.training.optimizers.layer_rule import AbstractLayerRule
+from weft.training.optimizers.layer_wise import LAMB, LARS
 from weft.training.optimizers.optimizer import (
     AbstractOptimizer,
     AbstractRule,
@@ -10,6 +12,7 @@ from weft.training.optimizers.optimizer import (
     Scope,
     Shared,
     Slots,
+    WholeNorms,
     slots_beside,
 )
 from weft.training.optimizers.plain_rule import AbstractPlainRule
@@ -17,11 +20,16 @@ from weft.training.optimizers.rmsprop import RMSProp
 from weft.training.optimizers.rule_optimizer import Optimizer
 from weft.training.optimizers.sgd import SGD, Momentum, Nesterov
 from weft.training.optimizers.torch_optimizer import TorchOptimizer
+from weft.training.optimizers.wrapper import AbstractOptimizerWrapper
 
 __all__ = [
+    "LAMB",
+    "LARS",
     "OPTIMIZERS",
     "SGD",
+    "AbstractLayerRule",
     "AbstractOptimizer",
+    "AbstractOptimizerWrapper",
     "AbstractPlainRule",
     "AbstractRule",
     "AdaGrad",
@@ -36,5 +44,6 @@ __all__ = [
     "Shared",
     "Slots",
     "TorchOptimizer",
+    "WholeNorms",
     "slots_beside",
 ]

@@ -10,6 +10,7 @@ import torch
 from weft.errors import RecipeError, nearest
 from weft.training.optimizers.adagrad import AdaGrad
 from weft.training.optimizers.adam import Adam, AdamW
+from weft.training.optimizers.layer_wise import LAMB, LARS
 from weft.training.optimizers.optimizer import AbstractOptimizer
 from weft.training.optimizers.rmsprop import RMSProp
 from weft.training.optimizers.rule_optimizer import Optimizer
@@ -68,6 +69,18 @@ def _rmsprop(
     return Optimizer(RMSProp(alpha, eps, weight_decay, momentum, centered), lr=lr)
 
 
+def _lars(
+    *, lr: float = 1.0, momentum: float = 0.9, trust: float = 0.001, weight_decay: float = 0.0
+) -> AbstractOptimizer:
+    return Optimizer(LARS(momentum, trust, weight_decay), lr=lr)
+
+
+def _lamb(
+    *, lr: float = 1e-3, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-6, weight_decay: float = 0.01
+) -> AbstractOptimizer:
+    return Optimizer(LAMB(beta1, beta2, eps, weight_decay), lr=lr)
+
+
 def _torch(*, name: str, lr: float | None = None, options: str = "") -> AbstractOptimizer:
     """A class of torch.optim, its own `lr` unless one is given, and further options written as in a call."""
     classes = {
@@ -99,6 +112,8 @@ OPTIMIZERS: Mapping[str, Callable[..., AbstractOptimizer]] = {
     "adagrad": _adagrad,
     "adam": _adam,
     "adamw": _adamw,
+    "lamb": _lamb,
+    "lars": _lars,
     "momentum": _momentum,
     "nesterov": _nesterov,
     "rmsprop": _rmsprop,

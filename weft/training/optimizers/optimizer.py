@@ -10,19 +10,32 @@ tensors in the shared state for the same reason.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
-__all__ = ["AbstractOptimizer", "AbstractRule", "OptimizerState", "Scope", "Shared", "Slots", "slots_beside"]
+__all__ = [
+    "AbstractOptimizer",
+    "AbstractRule",
+    "OptimizerState",
+    "Scope",
+    "Shared",
+    "Slots",
+    "WholeNorms",
+    "slots_beside",
+]
 
 Slots = Mapping[str, Tensor]
 """The memory of an optimizer for one parameter, by name: `velocity`, `second_moment`."""
 
-Scope = Literal["element", "layer"]
-"""Whether a rule may run on any cut of a tensor, or needs norms of whole tensors (LARS, LAMB)."""
+Scope = Literal["element", "layer", "tensor"]
+"""Whether a rule may run on any cut of a tensor, needs norms of whole tensors besides (LARS, LAMB), or whole ones."""
+
+WholeNorms = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""From the L2 norms of pieces, by the names of their tensors two for each (of the tensor, and of the direction in which
+it goes), to those of whole tensors. All ranks call it."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +110,7 @@ class AbstractOptimizer(ABC):
     @property
     @abstractmethod
     def scope(self) -> Scope:
-        """Whether it may update pieces of parameters, or needs each of them whole."""
+        """Whether it may update pieces of parameters, does so by norms of the whole, or needs each of them whole."""
 
     @abstractmethod
     def init(self, parameters: Mapping[str, Tensor]) -> OptimizerState: ...
@@ -113,6 +126,12 @@ class AbstractOptimizer(ABC):
         parameters: Mapping[str, Tensor],
         state: OptimizerState,
         lr: float,
+        whole_norms: WholeNorms | None = None,
     ) -> OptimizerState:
         """One step, written into `parameters` in place. A gradient of None, or none by that name, leaves the parameter
-        and its slots alone. The state given is consumed: use the one that is returned."""
+        and its slots alone. The state given is consumed: use the one that is returned.
+
+        Args:
+            whole_norms: from norms of pieces to those of whole tensors, where `parameters` are pieces and the scope is
+                "layer": then all ranks call it, also one that has no piece.
+        """

@@ -7,7 +7,16 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.training.optimizers.optimizer import AbstractOptimizer, AbstractRule, OptimizerState, Scope, Shared
+from weft.training.optimizers.layer_rule import AbstractLayerRule, norms_here
+from weft.training.optimizers.optimizer import (
+    AbstractOptimizer,
+    AbstractRule,
+    OptimizerState,
+    Scope,
+    Shared,
+    Slots,
+    WholeNorms,
+)
 from weft.training.optimizers.plain_rule import check_between
 
 __all__ = ["Optimizer"]
@@ -57,12 +66,31 @@ class Optimizer(AbstractOptimizer):
         parameters: Mapping[str, Tensor],
         state: OptimizerState,
         lr: float,
+        whole_norms: WholeNorms | None = None,
     ) -> OptimizerState:
         given = Shared(lr=torch.tensor(lr, dtype=torch.float64), step=state.shared.step)
         shared, slots = self._rule.new_input(given), dict(state.slots)
-        for name, parameter in parameters.items():
-            gradient = gradients.get(name)
-            if gradient is not None:
-                value, slots[name] = self._rule.update_rule(gradient, parameter, slots.get(name, {}), shared)
-                parameter.copy_(value)
+        found = {name: g for name in parameters if (g := gradients.get(name)) is not None}
+        if isinstance(self._rule, AbstractLayerRule) and whole_norms is not None:
+            self._update_pieces(self._rule, found, parameters, slots, shared, whole_norms)
+            return OptimizerState(shared, slots)
+        for name, gradient in found.items():
+            value, slots[name] = self._rule.update_rule(gradient, parameters[name], slots.get(name, {}), shared)
+            parameters[name].copy_(value)
         return OptimizerState(shared, slots)
+
+    @staticmethod
+    def _update_pieces(
+        rule: AbstractLayerRule,
+        gradients: Mapping[str, Tensor],
+        parameters: Mapping[str, Tensor],
+        slots: dict[str, Slots],
+        shared: Shared,
+        whole_norms: WholeNorms,
+    ) -> None:
+        """All drafts first, so that one message brings the norms of all."""
+        drafts = {name: rule.draft(g, parameters[name], slots.get(name, {}), shared) for name, g in gradients.items()}
+        norms = whole_norms({name: norms_here(parameters[name], draft) for name, draft in drafts.items()})
+        for name in gradients:
+            value, slots[name] = rule.scale(parameters[name], drafts.pop(name), norms[name], shared)
+            parameters[name].copy_(value)

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from weft.errors import UsageError
-from weft.training.optimizers.optimizer import AbstractOptimizer, OptimizerState, Scope, Shared, slots_beside
+from weft.training.optimizers.optimizer import (
+    AbstractOptimizer,
+    OptimizerState,
+    Scope,
+    Shared,
+    WholeNorms,
+    slots_beside,
+)
 from weft.training.optimizers.plain_rule import check_between
 
 __all__ = ["TorchOptimizer", "as_slots", "check_no_closure", "clone_over", "needs_closure", "scope_of"]
@@ -36,7 +43,7 @@ Adafactor and Muon do."""
 
 def scope_of(kind: object) -> Scope:
     """Of a class of torch.optim, or of anything else that makes an optimizer."""
-    return "element" if kind in ELEMENT_WISE else "layer"
+    return "element" if kind in ELEMENT_WISE else "tensor"
 
 
 @final
@@ -79,6 +86,7 @@ class TorchOptimizer(AbstractOptimizer):
         parameters: Mapping[str, Tensor],
         state: OptimizerState,
         lr: float,
+        whole_norms: WholeNorms | None = None,
     ) -> OptimizerState:
         inner = self._inner
         if inner is None or state is not self._state or not self._is_bound_to(parameters):

@@ -2,7 +2,7 @@
 
 from weft.training.sampling.catalogue import SAMPLERS
 from weft.training.sampling.order import AbstractOrder, Bucketed, Ordered, Shuffled, Weighted
-from weft.training.sampling.partition import share, span
+from weft.training.sampling.partition import deal, share, span, span_by_speed
 from weft.training.sampling.sampler import Sampler, SamplerState
 
 __all__ = [
@@ -14,6 +14,8 @@ __all__ = [
     "SamplerState",
     "Shuffled",
     "Weighted",
+    "deal",
     "share",
     "span",
+    "span_by_speed",
 ]
