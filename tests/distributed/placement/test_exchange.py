@@ -26,7 +26,7 @@ from weft.training.replicas import Traffic
 @pytest.fixture
 def tiny_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets of 40 bytes: several packed ones and a large one from a handful of numbers."""
-    monkeypatch.setattr(module, "plan_buckets", lambda parameters: plan_buckets(parameters, 40))
+    monkeypatch.setattr(module, "plan_buckets", lambda parameters, key: plan_buckets(parameters, 40))
 
 
 def weights_of(counts: Sequence[int]) -> list[float]:
@@ -110,7 +110,7 @@ def test_types_may_be_mixed_in_one_model() -> None:
 
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_a_gradient_may_lie_anyhow_in_memory(is_alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "plan_buckets", lambda p: plan_buckets(p, 1 if is_alone else 1000))
+    monkeypatch.setattr(module, "plan_buckets", lambda p, key: plan_buckets(p, 1 if is_alone else 1000))
 
     def program(group: AbstractGroup) -> Tensor | None:
         parameters = {"w": torch.zeros(3, 2).requires_grad_(), "v": torch.zeros(4).requires_grad_()}
@@ -218,7 +218,7 @@ def test_collectives_keep_one_order_whatever_order_gradients_come_in(data: st.Da
         return list(exchange.wait()[1].values())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "plan_buckets", lambda parameters: plan_buckets(parameters, 40))
+        patch.setattr(module, "plan_buckets", lambda parameters, key: plan_buckets(parameters, 40))
         results = run_virtual(program, 3).results
     expected = expected_sums([1, 1, 1], torch.float32).values()
     for result in results:
@@ -256,7 +256,7 @@ def backward_in_virtual_time(network: NetworkModel) -> tuple[list[module.BucketT
         return exchange.spans, added, group.clock.now(), exchange.traffic()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "plan_buckets", lambda parameters: plan_buckets(parameters, 1))
+        patch.setattr(module, "plan_buckets", lambda parameters, key: plan_buckets(parameters, 1))
         result: tuple[list[module.BucketTimes], list[float], float, Traffic]
         result = run_virtual(program, 2, network=network, choice=AlgorithmChoice("ring")).results[0]
     return result

@@ -5,7 +5,7 @@ that trains every other plan.
     rank 1                                 second half, loss, backward
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import pytest
@@ -16,15 +16,16 @@ from tests.proving.test_lockstep import case_of, small_mlp
 from weft.distributed.group import AbstractGroup
 from weft.distributed.placement import DataParallel, MeshGroups
 from weft.distributed.virtual import run_virtual
-from weft.graph import AbstractExecutor, GradientSink, Outputs, State
+from weft.graph import AbstractExecutor, GradientSink, Loss, Outputs, State
 from weft.proving.method import Case
-from weft.specs import Batch, Mesh
+from weft.specs import Axis, Batch, Mesh
+from weft.specs.mesh import REPLICATED
 from weft.training.build import build_task
 from weft.training.evaluation import evaluate
 from weft.training.gradients import joint_norm
 from weft.training.loop import take_step
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
-from weft.training.placement import AbstractPlacement
+from weft.training.placement import AbstractPlacement, MakeExecutor
 from weft.training.replicas import AbstractReplicas, SoloReplicas
 
 STEPS, CUT, WIDTH = 3, 3, 16  # the first three layers end in 16 numbers
@@ -83,8 +84,14 @@ class Stages(AbstractPlacement):
     def __init__(self, world: AbstractGroup) -> None:
         self._world = world
 
-    def wrap(self, executor: AbstractExecutor) -> AbstractExecutor:
-        return StageExecutor(executor, self._world)
+    def place(self, module: nn.Module) -> nn.Module:
+        return module
+
+    def execute(self, module: nn.Module, loss: Loss, make: MakeExecutor) -> AbstractExecutor:
+        return StageExecutor(make(module, loss), self._world)
+
+    def reduced_over(self, name: str) -> tuple[Axis, ...]:
+        return REPLICATED
 
     @property
     def has_loss(self) -> bool:
@@ -107,10 +114,10 @@ class Stages(AbstractPlacement):
     def cut_of(self, name: str) -> None:
         return None
 
-    def whole_state(self, state: OptimizerState) -> OptimizerState:
-        return state
+    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return tensors
 
-    def norm(self, norms: Sequence[Tensor]) -> Tensor:
+    def norm(self, norms: Mapping[str, Tensor]) -> Tensor:
         square = joint_norm(norms).square().reshape(1)
         self._world.all_reduce(square)
         return square.sqrt().squeeze()
@@ -154,7 +161,7 @@ def test_two_stages_give_what_one_rank_gives() -> None:
 def test_a_stage_that_clips_by_its_own_norm_is_caught() -> None:
     @final
     class Short(Stages):  # type: ignore[misc]
-        def norm(self, norms: Sequence[Tensor]) -> Tensor:
+        def norm(self, norms: Mapping[str, Tensor]) -> Tensor:
             return joint_norm(norms)
 
     parameters, _, _ = train_with(SoloReplicas())

@@ -14,14 +14,16 @@ from tests.proving.test_lockstep import STEPS, case_of, small_mlp
 from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.group import AbstractGroup
 from weft.distributed.placement import MeshGroups, ShardedState
+from weft.distributed.placement.bucket_cut import cut_bucket
 from weft.distributed.placement.buckets import plan_buckets
 from weft.distributed.placement.cut import ALIGNMENT, cut_evenly
-from weft.distributed.placement.sharded import cut_bucket
+from weft.distributed.placement.reducers import ScatterReducer
 from weft.distributed.virtual import run_virtual
 from weft.errors import RecipeError
 from weft.proving.lockstep import compare_ranks, trace_ranks, trace_references
+from weft.proving.lockstep import whole_of as copy_of_whole
 from weft.proving.method import Case
-from weft.proving.proof import Proof, copy_of
+from weft.proving.proof import Proof
 from weft.training.build import build_task, check_recipe
 from weft.training.checkpoint import latest_checkpoint, write_checkpoint
 from weft.training.loop import Task, TrainingState, take_step
@@ -99,19 +101,19 @@ def test_pieces_that_are_not_gathered_are_caught(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_norm_of_one_rank_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ShardedState, "norm", lambda self, norms: torch.stack(list(norms)).norm())
+    monkeypatch.setattr(ShardedState, "norm", lambda self, norms: torch.stack(list(norms.values())).norm())
     assert not prove(small_mlp(clip_norm=0.05), "shard=2").passed
 
 
 def test_groups_that_do_not_add_up_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two shard groups, each of which goes on with the gradients of its own half of the batch."""
-    real = MeshGroups.along
-    monkeypatch.setattr(MeshGroups, "along", lambda self, axis: _Alone() if axis == "data" else real(self, axis))
+    real = ScatterReducer.__init__
+    monkeypatch.setattr(
+        ScatterReducer,
+        "__init__",
+        lambda self, shard, others_of, *rest, **options: real(self, shard, lambda name: None, *rest, **options),
+    )
     assert not prove(small_mlp(), "data=2 shard=2").passed
-
-
-class _Alone:
-    size = 1
 
 
 # ---- memory, pieces, refusals
@@ -173,7 +175,7 @@ def whole_of(case: Case, work: Callable[[Task, TrainingState], TrainingState]) -
         task, state = build_task(case.recipe, case.splits, 0, replicas)
         replicas.join(state.model)
         state = work(task, state)
-        return copy_of(state.model.parameters, replicas.placement.whole_state(state.optimizer))
+        return copy_of_whole(state.model.parameters, state.optimizer, replicas)
 
     return list(run_virtual(program, case.plan.num_ranks).results)
 

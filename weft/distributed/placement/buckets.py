@@ -5,7 +5,7 @@ buckets, in the order backward fills them  [b3 w3 b2]  [w2]  [b1]  [w1]
                                            packed      alone, never copied
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 from torch import Tensor
 
@@ -17,8 +17,16 @@ PACKED_BYTES = 1 << 20
 """A packed bucket is sent when it is about this full: latency shows in smaller ones, larger ones overlap less."""
 
 
-def plan_buckets(parameters: Mapping[str, Tensor], packed_bytes: int = PACKED_BYTES) -> tuple[Bucket, ...]:
-    """Every parameter in exactly one bucket, last parameter first; tensors of a packed bucket share a type."""
+def plan_buckets(
+    parameters: Mapping[str, Tensor],
+    packed_bytes: int = PACKED_BYTES,
+    key: Callable[[str], Hashable] = lambda name: None,
+) -> tuple[Bucket, ...]:
+    """Every parameter in exactly one bucket, last parameter first; tensors of a packed bucket share a type.
+
+    Args:
+        key: of a name; parameters with different keys do not travel together.
+    """
     buckets: list[Bucket] = []
     packing: dict[str, Tensor] = {}
 
@@ -28,7 +36,7 @@ def plan_buckets(parameters: Mapping[str, Tensor], packed_bytes: int = PACKED_BY
             packing.clear()
 
     for name, parameter in reversed(list(parameters.items())):
-        if any(other.dtype != parameter.dtype for other in packing.values()):
+        if any(p.dtype != parameter.dtype or key(other) != key(name) for other, p in packing.items()):
             close()
         if parameter.nbytes >= packed_bytes:
             close()

@@ -13,18 +13,17 @@ from weft.distributed.group.calls import Broadcast
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.exchange import GradientExchange
 from weft.distributed.placement.reducers import AbstractReducer
+from weft.distributed.placement.shares import MeasuredShares
 from weft.distributed.placement.statistics import average_statistics
 from weft.graph import GradientSink, State
-from weft.specs import Mesh
-from weft.training.checkpoint import Entry
+from weft.specs import Axis, Mesh
+from weft.training.checkpoint import RESIDUAL, Entry
 from weft.training.optimizers import OptimizerState
 from weft.training.placement import AbstractPlacement, WholeModel
 from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
 from weft.training.sampling import share
 
 __all__ = ["DataParallel"]
-
-RESIDUAL = "residual/"
 
 
 @final
@@ -37,6 +36,8 @@ class DataParallel(AbstractReplicas):
         buffers: running statistics before an evaluation: averaged ("mean"), or each rank keeps its own ("rank").
         codec: what is sent instead of gradients; by default they are.
         placement: the part of the model that is this rank's; by default all of it.
+        group_over: the group of ranks along axes of the mesh, in which the placement adds gradients up; by default all
+            are added up in `group`.
         make_reducer: how sums of gradients come to where the placement needs them, made when the model is known; by
             default every rank gets every sum.
     """
@@ -50,6 +51,7 @@ class DataParallel(AbstractReplicas):
         buffers: Literal["mean", "rank"] = "mean",
         codec: AbstractCodec | None = None,
         placement: AbstractPlacement | None = None,
+        group_over: Callable[[tuple[Axis, ...]], AbstractGroup] | None = None,
         make_reducer: Callable[[], AbstractReducer] | None = None,
     ) -> None:
         self._group = group
@@ -58,7 +60,11 @@ class DataParallel(AbstractReplicas):
         self._mesh = mesh or Mesh(group.rank, data=group.size)
         self._buffers = buffers
         self._placement = placement or WholeModel()
+        self._group_over = group_over or (lambda axes: group)
         self._make_reducer = make_reducer
+        self.shares: MeasuredShares | None = None
+        """Of a batch, where they are dealt by measured speed; None where they are equal."""
+        self._num_samples = 0  # of the share that was taken last
         self._parameters: Mapping[str, Tensor] = {}
         self._exchange: GradientExchange | None = None
         self._spreading = Traffic()
@@ -86,31 +92,65 @@ class DataParallel(AbstractReplicas):
 
     @torch.no_grad()
     def join(self, model: State) -> None:
-        tensors = [*model.parameters.values(), *model.buffers.values()]
-        for work in [self._group.start(Broadcast(tensor.detach())) for tensor in tensors]:
-            work.wait()
+        if self.shares is not None:
+            self.shares.begin()
+        self.level(model)
         self._parameters = model.parameters
         self._placement.owned(model.parameters)
         reducer = self._make_reducer() if self._make_reducer else None
         self._exchange = GradientExchange(
-            self._group, model.parameters, self._codec, world=self._world, reducer=reducer
+            self._group,
+            model.parameters,
+            self._codec,
+            world=self._world,
+            reducer=reducer,
+            group_of=self._group_of,
         )
+
+    @torch.no_grad()
+    def level(self, model: State) -> None:
+        """Every rank gets what the first of those has that hold the same part, in place. A collective call."""
+        works = [
+            self._group_over(axes).start(Broadcast(parameter.detach()))
+            for axes, parameter in ((self._placement.copied_over(name), p) for name, p in model.parameters.items())
+            if any(self._mesh.size(axis) > 1 for axis in axes)
+        ]
+        works += [self._group.start(Broadcast(buffer)) for buffer in model.buffers.values()]
+        for work in works:
+            work.wait()
+
+    def _group_of(self, name: str) -> AbstractGroup:
+        """The ranks that hold the same part of a parameter, and add up its gradients."""
+        return self._group_over(self._placement.reduced_over(name))
 
     def next_step(self, step: int) -> int:
         return step
 
     def share(self, indices: Tensor) -> Tensor:
+        if self.shares is not None:
+            own = indices[self.shares.span(len(indices))]
+            self._num_samples = len(own)
+            return own
         return share(indices, self._mesh.replica, self._mesh.num_replicas)
 
     def begin(self, weight: float) -> GradientSink:
+        if self.shares is not None:
+            self.shares.start(self._num_samples)
+        weighting = self._placement.weighting
+        if weighting is not None:  # gradients will have their weight when they come
+            weighting.replica, weight = weight, 1.0
         self.exchange.begin(weight)
         return self.exchange.add
 
     def finish(self, loss: float, update: Update) -> tuple[float, OptimizerState]:
+        if self.shares is not None:
+            self.shares.stop()
         total, state = self.exchange.finish(loss, update)
         began = self._group.clock.now()
         num_bytes = self._placement.spread(self._parameters)
         self._spreading = Traffic(self._group.clock.now() - began, 0.0, num_bytes)
+        if self.shares is not None:
+            self.shares.end_step(self.gather)
         return total, state
 
     def traffic(self) -> Traffic:
@@ -155,8 +195,15 @@ class DataParallel(AbstractReplicas):
 
     def memory(self) -> Mapping[str, Entry]:
         """The codec's: what ranks have not sent yet. For another number of ranks only its sum matters."""
-        return {f"{RESIDUAL}{name}": Entry(tensor, "sum") for name, tensor in self._codec.memory().items()}
+        cut_of = self._placement.cut_of
+        found = {
+            f"{RESIDUAL}{name}": Entry.of_part(tensor, "sum", cut_of(f"parameter/{name}"))
+            for name, tensor in self._codec.memory().items()
+        }
+        return found | (self.shares.memory() if self.shares is not None else {})
 
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
         own = {name: entry for name, entry in entries.items() if name.startswith(RESIDUAL)}
         self._codec.remember({name.removeprefix(RESIDUAL): entry.tensor for name, entry in own.items()})
+        if self.shares is not None:
+            self.shares.remember(step, entries)

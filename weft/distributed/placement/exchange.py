@@ -14,14 +14,14 @@ Who gets which part of a sum is for a reducer to say (reducers.py).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from weft.distributed.codecs import AbstractCodec, ExactCodec
+from weft.distributed.codecs import AbstractCodec, Bucket, ExactCodec
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.buckets import plan_buckets
 from weft.distributed.placement.reducers import AbstractReducer, AllReducer, PendingSum
@@ -30,6 +30,9 @@ from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic, Update
 
 __all__ = ["BucketTimes", "GradientExchange"]
+
+MOST_UNDER_WAY = 2
+"""Messages, where memory is scarce: one is added up while backward fills the next."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,8 @@ class GradientExchange:
         group: one rank of every replica.
         world: all ranks, whose losses are added up; by default those of the group.
         codec: what is sent instead of gradients; by default they are.
-        reducer: by default every rank gets every sum.
+        reducer: by default every rank gets every sum, of buckets of small gradients that are neighbours.
+        group_of: the ranks that add up a parameter's gradients; by default all of the group.
     """
 
     def __init__(
@@ -65,33 +69,47 @@ class GradientExchange:
         *,
         world: AbstractGroup | None = None,
         reducer: AbstractReducer | None = None,
+        group_of: Callable[[str], AbstractGroup] | None = None,
     ) -> None:
         self._group = group
         self._world = world or group
         self._codec = codec or ExactCodec()
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
-        self._buckets = plan_buckets(self._parameters)
-        self._reducer = reducer or AllReducer(group, self._codec, self._buckets)
+        own_group = group_of or (lambda name: group)
+        self._buckets = plan_buckets(self._parameters, key=own_group) if reducer is None else reducer.buckets
+        self._groups = [own_group(bucket.names[0]) for bucket in self._buckets]
+        self._reducer = reducer or AllReducer(self._groups, self._codec, self._buckets)
         self._bucket_of = {name: i for i, bucket in enumerate(self._buckets) for name in bucket.names}
-        self._packed = [b.make_memory(group.empty) if len(b.pieces) > 1 else None for b in self._buckets]
+        self._keeps_whole = self._reducer.keeps_whole
+        self._packed = [self._make_memory(bucket) if self._keeps_whole else None for bucket in self._buckets]
         self._encoded = [self._codec.make_memory(bucket, group.empty) for bucket in self._buckets]
         self.spans: list[BucketTimes] = []
+        self.keeps_sums = False
+        """Gradients may hold sums of earlier steps, the same on all ranks, which come out as they were: in every group
+        weights sum to 1, be it one of more ranks than there are replicas."""
+        self.present: set[str] = set()
+        """Parameters that had a part in the loss of some rank, in the last step."""
         self._exposed = 0.0
         self.begin(1.0)
 
-    def begin(self, weight: float) -> None:
-        """Start a step; this rank's gradients count with `weight` (all ranks' weights sum to 1)."""
+    def begin(self, weight: float | None) -> None:
+        """Start a step; this rank's gradients count with `weight` (all ranks' weights sum to 1), or all alike in the
+        mean over the ranks that add them up."""
         self._weight = weight
-        self._gradients: dict[str, Tensor | None] = {}
+        self._gradients: dict[str, Tensor | None] = {}  # that are not on their way
+        self._given: set[str] = set()  # names of gradients that were not None
         self._missing = [len(bucket.names) for bucket in self._buckets]
         self._num_bytes = 0
-        self._works: list[tuple[PendingSum, float]] = []
+        self._works: list[tuple[PendingSum | None, float]] = []  # None of one whose sum is in `_totals`
+        self._totals: list[Tensor] = []
         self._unfit: dict[str, EncodingError] = {}  # by parameter
         self._ends: list[float] = []
 
     def add(self, name: str, gradient: Tensor | None) -> None:
         """Start every bucket that is complete and whose turn it is."""
         self._gradients[name] = gradient
+        if gradient is not None:
+            self._given.add(name)
         self._missing[self._bucket_of[name]] -= 1
         while len(self._works) < len(self._buckets) and self._missing[len(self._works)] == 0:
             self._start(len(self._works))
@@ -108,11 +126,13 @@ class GradientExchange:
         Raises:
             EncodingError: on all ranks, if a value of one did not fit.
         """
+        started = {name for bucket in self._buckets[: len(self._works)] for name in bucket.names}
         for name in self._parameters:
-            if name not in self._gradients:
+            if name not in self._gradients and name not in started:
                 self.add(name, None)
         waited = self._group.clock.now()
         total, is_present, unfit = self._report(loss)
+        self.present = {name for name, found in is_present.items() if found}
         sums = self._wait_for_all(waited)
         self._exposed = self._group.clock.now() - waited
         if unfit and math.isfinite(total):
@@ -124,18 +144,27 @@ class GradientExchange:
         hidden = _covered([(span.started, min(span.waited, span.ended)) for span in self.spans])
         return Traffic(self._exposed, hidden, self._num_bytes)
 
+    def memory(self) -> list[Tensor]:
+        """That it has now: of messages, sums, and gradients that wait for others of their bucket."""
+        waiting = [gradient for gradient in self._gradients.values() if gradient is not None]
+        kept = [memory for memory in (*self._packed, *self._encoded) if memory is not None]
+        return [*kept, *waiting, *self._totals, *self._reducer.memory()]
+
     def _start(self, index: int) -> None:
-        bucket, packed, codec = self._buckets[index], self._packed[index], self._codec
-        if packed is None:
-            message = self._dense(bucket.names[0])
-        else:
-            message = bucket.pack({name: self._dense(name) for name in bucket.names}, packed)
+        while not self._keeps_whole and len(self._works) - len(self._totals) >= MOST_UNDER_WAY:
+            self._collect()
+        bucket, codec = self._buckets[index], self._codec
+        dense = {name: self._dense(name, shape) for name, shape in zip(bucket.names, bucket.shapes, strict=True)}
+        packed = self._packed[index] if self._keeps_whole else self._make_memory(bucket)
+        message = dense[bucket.names[0]] if packed is None else bucket.pack(dense, packed)
+        del dense
         # The mean over a power of two of ranks has the bits of the weighted sum, and saves equal shares a pass over
         # memory. The choice hangs on the size alone: all ranks must make the same, and weights differ among them. What
         # is rounded is the weighted gradient: a sum of those that are not weighted may not fit where each of them does.
-        size = self._group.size
+        size = self._groups[index].size
         is_mean = codec.is_exact and size & (size - 1) == 0
-        factor = self._weight * size if is_mean else self._weight
+        weight = self._weight_of(index)
+        factor = weight * size if is_mean else weight
         if factor != 1.0:
             message.mul_(factor)
         sent = self._encode(index, message)
@@ -144,11 +173,17 @@ class GradientExchange:
         pending = self._reducer.start(index, sent, "mean" if is_mean else "sum", message)
         self._works.append((pending, started))
 
+    def _weight_of(self, index: int) -> float:
+        size = self._groups[index].size
+        if self._weight is None:
+            return 1 / size
+        return self._weight * self._group.size / size if self.keeps_sums else self._weight
+
     def _encode(self, index: int, message: Tensor) -> Tensor:
         """A message with a value that does not fit is sent all the same, as the others wait for one: all are told."""
         bucket, memory = self._buckets[index], self._encoded[index]
         try:
-            return self._codec.encode(bucket, message, memory, share=self._weight)
+            return self._codec.encode(bucket, message, memory, share=self._weight_of(index))
         except EncodingError as error:
             self._unfit[error.name] = error
             return self._codec.encode(bucket, message.zero_(), memory)
@@ -160,7 +195,7 @@ class GradientExchange:
         Without the second a parameter that nobody used would get a gradient of zeros, and momentum would move it.
         """
         names = list(self._parameters)
-        numbers = [float(self._gradients.get(name) is not None) for name in names]
+        numbers = [float(name in self._given) for name in names]
         if not self._codec.is_exact:
             numbers += [float(name in self._unfit) for name in names]
         report = torch.tensor([loss, *numbers], dtype=torch.float64)
@@ -175,26 +210,50 @@ class GradientExchange:
 
     def _note_ends(self) -> None:
         """Buckets end in the order they were started in. To ask is also what moves some groups on."""
-        while len(self._ends) < len(self._works) and self._works[len(self._ends)][0].is_done():
+        while len(self._ends) < len(self._works):
+            work = self._works[len(self._ends)][0]
+            assert work is not None, "those that were collected have ended"
+            if not work.is_done():
+                return
             self._ends.append(self._group.clock.now())
+            if not self._keeps_whole:
+                self._collect()
+
+    def _collect(self) -> None:
+        """The oldest sum that is under way; its message is let go."""
+        index = len(self._totals)
+        work, started = self._works[index]
+        assert work is not None, "collected once"
+        self._totals.append(work.wait())
+        if len(self._ends) == index:
+            self._ends.append(self._group.clock.now())
+        self._works[index] = (None, started)
 
     def _wait_for_all(self, waited: float) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}
         self.spans = []
-        for index, (work, started) in enumerate(self._works):
-            total = work.wait()
-            ended = self._ends[index] if index < len(self._ends) else self._group.clock.now()
-            self.spans.append(BucketTimes(index, started, waited, ended))
-            sums |= self._reducer.unpack(index, total)
+        for index, (_, started) in enumerate(self._works):
+            if index == len(self._totals):
+                self._collect()
+            self.spans.append(BucketTimes(index, started, waited, self._ends[index]))
+            sums |= self._reducer.unpack(index, self._totals[index])
+        self._totals = []
         return sums
 
-    def _dense(self, name: str) -> Tensor:
-        gradient = self._gradients[name]
+    def _make_memory(self, bucket: Bucket) -> Tensor | None:
+        """None for a tensor that travels alone, in its own."""
+        return bucket.make_memory(self._group.empty) if len(bucket.pieces) > 1 else None
+
+    def _dense(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        gradient = self._gradients.pop(name)
         if gradient is not None and gradient.layout is not torch.strided:
             raise UsageError(
                 f"gradient is not dense ({name}: {gradient.layout}); build the embedding with sparse=False"
             )
-        return torch.zeros_like(self._parameters[name]) if gradient is None else gradient.contiguous()
+        if gradient is not None:
+            return gradient.contiguous()
+        like = self._parameters[name]
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 
 def _text_of_unfit(name: str) -> str:

@@ -8,7 +8,7 @@ data=2 shard=2    shard group {0, 1}: reduce-scatter      then, of each part, an
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, final
 
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.distributed.codecs import AbstractCodec, Bucket, ReductionWork
 from weft.distributed.group.calls import AllReduce, ReduceOp, ReduceScatter
 from weft.distributed.group.group import AbstractGroup, AbstractWork
-from weft.distributed.placement.sharded import ShardedState
+from weft.distributed.placement.bucket_cut import BucketCut
 
 __all__ = ["AbstractReducer", "AllReducer", "PendingSum", "ScatterReducer"]
 
@@ -34,6 +34,21 @@ class PendingSum(Protocol):
 class AbstractReducer(ABC):
     """Of the buckets of one model, each known by its index."""
 
+    @property
+    @abstractmethod
+    def buckets(self) -> tuple[Bucket, ...]:
+        """Which gradients travel together, in the order in which backward fills them."""
+
+    @property
+    @abstractmethod
+    def keeps_whole(self) -> bool:
+        """Whether gradients stay in memory to the end of a step; else they are let go as their sums arrive, and few are
+        under way at a time."""
+
+    def memory(self) -> list[Tensor]:
+        """For sums, that it keeps from step to step."""
+        return []
+
     @abstractmethod
     def start(self, index: int, sent: Tensor, op: ReduceOp, message: Tensor) -> PendingSum:
         """Begin to add up what all ranks send of a bucket.
@@ -50,16 +65,29 @@ class AbstractReducer(ABC):
 
 @final
 class AllReducer(AbstractReducer):
-    """Every rank gets every sum."""
+    """Every rank gets every sum.
 
-    def __init__(self, group: AbstractGroup, codec: AbstractCodec, buckets: Sequence[Bucket]) -> None:
-        self._group = group
+    Args:
+        groups: of each bucket, the ranks that add it up.
+    """
+
+    def __init__(self, groups: Sequence[AbstractGroup], codec: AbstractCodec, buckets: Sequence[Bucket]) -> None:
+        self._groups = groups
         self._codec = codec
-        self._buckets = buckets
+        self._buckets = tuple(buckets)
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        return self._buckets
+
+    @property
+    def keeps_whole(self) -> bool:
+        return True
 
     def start(self, index: int, sent: Tensor, op: ReduceOp, message: Tensor) -> PendingSum:
-        reduction = self._codec.reduce(self._buckets[index], sent, self._group.size, op, out=message)
-        return ReductionWork(self._group, reduction)
+        group = self._groups[index]
+        reduction = self._codec.reduce(self._buckets[index], sent, group.size, op, out=message)
+        return ReductionWork(group, reduction)
 
     def unpack(self, index: int, total: Tensor) -> Mapping[str, Tensor]:
         """A tensor that travelled alone is itself, not a view: whoever gave it knows it again."""
@@ -72,28 +100,57 @@ class ScatterReducer(AbstractReducer):
     """Every rank gets the sums of its own pieces.
 
     Args:
-        shard: the ranks that hold the optimizer's state together.
-        data: those of all such groups that hold the same pieces.
+        shard: the ranks that hold pieces of the same tensors.
+        others_of: of a parameter, the ranks that hold the same piece of it and have gradients to add; None for none.
+        cuts: of the buckets, in the order of backward.
+        keeps_whole: sums are written over the part of the message that is this rank's; else in memory of their own, and
+            the message is let go.
     """
 
     def __init__(
-        self, shard: AbstractGroup, data: AbstractGroup, codec: AbstractCodec, placement: ShardedState
+        self,
+        shard: AbstractGroup,
+        others_of: Callable[[str], AbstractGroup | None],
+        codec: AbstractCodec,
+        cuts: Sequence[BucketCut],
+        *,
+        keeps_whole: bool,
     ) -> None:
         assert codec.is_summable, "a part of what was encoded is no message of its own"
         self._shard = shard
-        self._data = data
         self._codec = codec
-        self._cuts = placement.cuts
-        encoded = [codec.make_memory(cut.parts[shard.rank], shard.empty) for cut in self._cuts]
-        self._sums = [part if memory is None else memory for part, memory in zip(placement.parts, encoded, strict=True)]
+        self._cuts = cuts
+        self._keeps_whole = keeps_whole
+        self._others = [others_of(cut.bucket.names[0]) for cut in cuts]
+        own = [cut.parts[shard.rank] for cut in cuts]
+        encoded = [codec.make_memory(part, shard.empty) for part in own]
+        self._sums = [
+            part.make_memory(shard.empty) if memory is None and not keeps_whole else memory
+            for part, memory in zip(own, encoded, strict=True)
+        ]
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        return tuple(cut.bucket for cut in self._cuts)
+
+    @property
+    def keeps_whole(self) -> bool:
+        return self._keeps_whole
+
+    def memory(self) -> list[Tensor]:
+        return [memory for memory in self._sums if memory is not None]
 
     def start(self, index: int, sent: Tensor, op: ReduceOp, message: Tensor) -> PendingSum:
-        cut, own = self._cuts[index], self._sums[index]
-        work = self._shard.start(ReduceScatter(own, sent.view(-1), op, cut.sizes))
-        return _ScatteredSum(self._codec, cut.parts[self._shard.rank], own, work, self._data, op)
+        cut, own, dense = self._cuts[index], self._sums[index], sent.view(-1)
+        if own is None:
+            begin = sum(cut.sizes[: self._shard.rank])
+            own = dense[begin : begin + cut.sizes[self._shard.rank]]
+        work = self._shard.start(ReduceScatter(own, dense, op, cut.sizes))
+        return _ScatteredSum(self._codec, cut.parts[self._shard.rank], own, work, self._others[index], op)
 
     def unpack(self, index: int, total: Tensor) -> Mapping[str, Tensor]:
-        return self._cuts[index].parts[self._shard.rank].unpack(total)
+        part = self._cuts[index].parts[self._shard.rank]
+        return part.unpack(total) if part.pieces else {}
 
 
 @final
@@ -101,7 +158,13 @@ class _ScatteredSum:
     """A reduce-scatter in the shard group, and then an all-reduce of the part between such groups."""
 
     def __init__(
-        self, codec: AbstractCodec, part: Bucket, own: Tensor, work: AbstractWork, data: AbstractGroup, op: ReduceOp
+        self,
+        codec: AbstractCodec,
+        part: Bucket,
+        own: Tensor,
+        work: AbstractWork,
+        data: AbstractGroup | None,
+        op: ReduceOp,
     ) -> None:
         self._codec = codec
         self._part = part
@@ -109,7 +172,7 @@ class _ScatteredSum:
         self._work = work
         self._data = data
         self._op: ReduceOp = op
-        self._is_last = data.size == 1
+        self._is_last = data is None or data.size == 1
 
     def is_done(self) -> bool:
         if not self._is_last and self._work.is_done():
@@ -124,5 +187,6 @@ class _ScatteredSum:
 
     def _go_on(self) -> None:
         self._work.wait()
+        assert self._data is not None, "there are others"
         self._work = self._data.start(AllReduce(self._own, self._op))
         self._is_last = True

@@ -10,81 +10,68 @@ The bytes of a step are those of an all-reduce, which is a reduce-scatter and an
 many parts as there are ranks, so that all of them have as much to do whichever layer is on its way.
 """
 
-import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from weft.distributed.codecs import Bucket, Piece, write
-from weft.distributed.group import AbstractGroup, gather_parts
+from weft.distributed.codecs import write
+from weft.distributed.group import AbstractGroup
 from weft.distributed.group.calls import AllGather
-from weft.distributed.group.dense import as_bytes, make_dense
 from weft.distributed.group.group import AbstractWork
+from weft.distributed.placement.bucket_cut import BucketCut, cut_bucket
 from weft.distributed.placement.buckets import plan_buckets
-from weft.distributed.placement.cut import cut_evenly, put_together
+from weft.distributed.placement.cut import cut_evenly
+from weft.distributed.placement.shards import AbstractShards
 from weft.distributed.placement.torch_steps import TorchSteps
-from weft.graph import AbstractExecutor
-from weft.training.checkpoint import Cut, flat
-from weft.training.gradients import joint_norm
+from weft.graph import AbstractExecutor, Loss
 from weft.training.optimizers import AbstractOptimizer, OptimizerState
-from weft.training.placement import AbstractPlacement
+from weft.training.optimizers.offloading import move_state_to_disk
+from weft.training.placement import AbstractPlacement, MakeExecutor, WholeModel
 
-__all__ = ["BucketCut", "ShardedState", "cut_bucket"]
+__all__ = ["ShardedState"]
 
-
-@dataclass(frozen=True)
-class BucketCut:
-    """A bucket, and the part of its message that each rank updates."""
-
-    bucket: Bucket
-    parts: tuple[Bucket, ...]  # by rank
-
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Elements of each part; they lie one after the other in the message."""
-        return tuple(part.num_elements for part in self.parts)
-
-
-def cut_bucket(bucket: Bucket, parameters: Mapping[str, Tensor], num_ranks: int) -> BucketCut:
-    """Evenly, at places where an update of pieces has the bits of an update of the whole."""
-    pieces = cut_evenly({name: parameters[name] for name in bucket.names}, num_ranks)
-    return BucketCut(bucket, tuple(_part(own, parameters, bucket.dtype) for own in pieces))
-
-
-def _part(pieces: Sequence[Piece], parameters: Mapping[str, Tensor], dtype: torch.dtype) -> Bucket:
-    shapes = tuple(tuple(piece.of(parameters[piece.name]).shape) for piece in pieces)
-    return Bucket(tuple(pieces), shapes, dtype)
+MOST_UNDER_WAY = 4
+"""Packed messages of parameters, which need memory while they travel."""
 
 
 @final
-class ShardedState(AbstractPlacement):
-    """Every rank has the whole model, and one part of each bucket to update.
+class ShardedState(AbstractShards):
+    """Every rank has all parameters that the placement inside leaves to it, and one part of each bucket to update.
 
     Args:
         group: the ranks that hold the optimizer's state together.
+        holders: the ranks that together hold every part of the model; by default the group.
+        whole_gradients: every rank is given every sum of gradients; else those of its own pieces.
+        offloads: the state of optimizers that are taken over goes to disk.
     """
 
-    def __init__(self, group: AbstractGroup) -> None:
-        self._group = group
+    def __init__(
+        self,
+        group: AbstractGroup,
+        inner: AbstractPlacement | None = None,
+        holders: AbstractGroup | None = None,
+        *,
+        whole_gradients: bool = False,
+        offloads: bool = False,
+    ) -> None:
+        super().__init__(group, inner or WholeModel(), holders)
+        self._offloads = offloads
+        self._whole_gradients = whole_gradients
         self._parameters: Mapping[str, Tensor] = {}
         self._owned: dict[str, Tensor] = {}
-        self._pieces: dict[str, Piece] = {}
         self.cuts: tuple[BucketCut, ...] = ()
-        self.parts: list[Tensor] = []  # memory for this rank's part of each message: of sums, then of what follows them
-        self._messages: list[Tensor | None] = []  # and for messages that are packed
         self._looks_ahead: bool | None = None  # the optimizer; None where nobody has asked
 
-    def wrap(self, executor: AbstractExecutor) -> AbstractExecutor:
-        return executor
+    def lies_in_pieces(self, kind: str) -> bool:
+        return kind == "slot"
 
-    @property
-    def has_loss(self) -> bool:
-        return True
+    def place(self, module: nn.Module) -> nn.Module:
+        return self._inner.place(module)
+
+    def execute(self, module: nn.Module, loss: Loss, make: MakeExecutor) -> AbstractExecutor:
+        return self._inner.execute(module, loss, make)
 
     def owned(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if parameters is not self._parameters:
@@ -112,83 +99,53 @@ class ShardedState(AbstractPlacement):
 
     def take_over(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
         TorchSteps(self, optimizer, parameters, {name: self._pieces[name] for name in self.owned(parameters)})
+        if self._offloads:
+            optimizer.register_step_post_hook(lambda *_: move_state_to_disk(optimizer))
 
-    def norm(self, norms: Sequence[Tensor]) -> Tensor:
-        norm = joint_norm(norms)
-        # In host memory, where a rank without a piece has its zero: a group may carry each device in another way.
-        square = norm.cpu().double().square().reshape(1)
-        self._group.all_reduce(square)
-        return square.sqrt().squeeze().to(norm.device)
+    def norm(self, norms: Mapping[str, Tensor]) -> Tensor:
+        return self._inner.norm(norms) if self._whole_gradients else super().norm(norms)
 
     @torch.no_grad()
     def spread(self, tensors: Mapping[str, Tensor]) -> int:
-        memory = zip(self.cuts, self.parts, self._messages, strict=True)
-        works = [self._start_gather(*row, tensors) for row in memory]
-        for cut, message, work in zip(self.cuts, self._messages, works, strict=True):
-            work.wait()
-            if message is not None:
-                write(tensors, cut.bucket.unpack(message))
-        return sum(part.nbytes for part in self.parts)
-
-    def cut_of(self, name: str) -> Cut | None:
-        """Of the optimizer's slots its pieces; one that is the whole of a tensor is no part of it."""
-        kind, _, rest = name.partition("/")
-        owner = rest.rpartition("/")[0]
-        parameter, piece = self._parameters.get(owner), self._pieces.get(owner)
-        if kind != "slot" or parameter is None or (piece is not None and piece.is_whole(parameter)):
-            return None
-        return Cut(tuple(parameter.shape), flat(piece.begin, piece.end) if piece else flat(0, 0))
-
-    def whole_state(self, state: OptimizerState) -> OptimizerState:
-        slots: dict[str, dict[str, list[tuple[Piece, Tensor]]]] = {name: {} for name in self._parameters}
-        for piece, slot, tensor in self._gather_slots(state):
-            slots[piece.name].setdefault(slot, []).append((piece, tensor))
-        whole = {
-            name: {slot: put_together(found, self._parameters[name]) for slot, found in own.items()}
-            for name, own in slots.items()
-        }
-        return replace(state, slots=whole)
+        works: list[tuple[BucketCut, Tensor | None, AbstractWork]] = []
+        for cut in self.cuts:
+            if len(works) >= MOST_UNDER_WAY:
+                _receive(tensors, *works.pop(0))
+            works.append((cut, *self._start_gather(cut, tensors)))
+        for row in works:
+            _receive(tensors, *row)
+        return sum(part.num_bytes for cut in self.cuts for part in [cut.parts[self._group.rank]])
 
     def _cut(self, parameters: Mapping[str, Tensor]) -> None:
         """Trained parameters bucket by bucket; those that are not trained, which nobody sends, all together."""
         size, rank = self._group.size, self._group.rank
         trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
         frozen = {name: parameter for name, parameter in parameters.items() if name not in trained}
-        self.cuts = tuple(cut_bucket(bucket, trained, size) for bucket in plan_buckets(trained))
+        buckets = plan_buckets(trained, key=self.reduced_over)
+        self.cuts = tuple(cut_bucket(bucket, trained, size) for bucket in buckets)
         own = [piece for cut in self.cuts for piece in cut.parts[rank].pieces] + [*cut_evenly(frozen, size)[rank]]
-        self._pieces = {piece.name: piece for piece in own}
+        self.note_pieces(parameters, {piece.name: piece for piece in own})
         # In the model's order, in which an optimizer and its checkpoints have them.
         names = [name for name in parameters if name in self._pieces]
         self._owned = {name: self._pieces[name].of(parameters[name].detach()) for name in names}
         self._looks_ahead = None
-        empty = self._group.empty
-        self.parts = [cut.parts[rank].make_memory(empty) for cut in self.cuts]
-        self._messages = [
-            None if _is_alone(cut.bucket, parameters) else cut.bucket.make_memory(empty) for cut in self.cuts
-        ]
 
-    def _start_gather(
-        self, cut: BucketCut, part: Tensor, message: Tensor | None, tensors: Mapping[str, Tensor]
-    ) -> AbstractWork:
-        cut.parts[self._group.rank].pack(tensors, part)
+    def _start_gather(self, cut: BucketCut, tensors: Mapping[str, Tensor]) -> tuple[Tensor | None, AbstractWork]:
+        """Parts lie in the message already; the memory of a parameter that travels alone is that."""
+        rank = self._group.rank
+        message = None if _is_alone(cut, tensors) else cut.bucket.make_memory(self._group.empty)
         output = tensors[cut.bucket.names[0]].detach().view(-1) if message is None else message
-        return self._group.start(AllGather(output, part, cut.sizes))
+        begin = sum(cut.sizes[:rank])
+        part = output[begin : begin + cut.sizes[rank]]
+        if message is not None:
+            cut.parts[rank].pack(tensors, part)
+        return message, self._group.start(AllGather(output, part, cut.sizes))
 
-    def _gather_slots(self, state: OptimizerState) -> list[tuple[Piece, str, Tensor]]:
-        """The slots of all ranks, each with its piece."""
-        own = [(self._pieces[n], slot, t) for n, slots in state.slots.items() for slot, t in slots.items()]
-        rows = [
-            (piece.name, piece.begin, piece.end, slot, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
-            for piece, slot, tensor in own
-        ]
-        text = torch.frombuffer(bytearray(json.dumps(rows).encode()), dtype=torch.uint8)
-        data = [as_bytes(make_dense(tensor).cpu()) for _, _, tensor in own]
-        everyone = zip(
-            gather_parts(self._group, text),
-            gather_parts(self._group, torch.cat(data) if data else text[:0]),
-            strict=True,
-        )
-        return [found for rows_of_rank, data_of_rank in everyone for found in _read_slots(rows_of_rank, data_of_rank)]
+
+def _receive(tensors: Mapping[str, Tensor], cut: BucketCut, message: Tensor | None, work: AbstractWork) -> None:
+    work.wait()
+    if message is not None:
+        write(tensors, cut.bucket.unpack(message))
 
 
 def _are_same(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
@@ -196,16 +153,6 @@ def _are_same(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bo
     return tensors.keys() == others.keys() and all(tensor is others[name] for name, tensor in tensors.items())
 
 
-def _is_alone(bucket: Bucket, parameters: Mapping[str, Tensor]) -> bool:
-    """Whether a message can be received in the memory of its one parameter."""
-    return len(bucket.pieces) == 1 and parameters[bucket.names[0]].is_contiguous()
-
-
-def _read_slots(text: Tensor, data: Tensor) -> list[tuple[Piece, str, Tensor]]:
-    found, begin = [], 0
-    for name, first, last, slot, dtype, shape in json.loads(bytes(text.tolist())):
-        kind: torch.dtype = getattr(torch, dtype)
-        end = begin + math.prod(shape) * kind.itemsize
-        found.append((Piece(name, first, last), slot, data[begin:end].clone().view(kind).view(shape)))
-        begin = end
-    return found
+def _is_alone(cut: BucketCut, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a message can be received in the memory of its one tensor."""
+    return len(cut.bucket.pieces) == 1 and tensors[cut.bucket.names[0]].is_contiguous()
