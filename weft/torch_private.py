@@ -46,6 +46,7 @@ __all__ = [
     "size_hints",
     "snapshot",
     "symbolic_mode",
+    "use_compiling",
     "use_determinism",
     "use_no_autograd",
     "use_no_modes",
@@ -294,3 +295,14 @@ def _compile_with_inductor(function: Callable[..., Any], likes: Sequence[Tensor]
 def settle_lazy(layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Give a lazy layer the sizes, and the class, that it would take on when called with these."""
     layer._infer_parameters(layer, args, dict(kwargs))
+
+
+@contextmanager
+def use_compiling() -> Iterator[None]:
+    """While it is held, code that asks whether it is being compiled, to leave out shortcuts, is told so."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before

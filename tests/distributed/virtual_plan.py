@@ -58,6 +58,9 @@ class RecordingPlace(AbstractPlace):
     def open_world(self, num_ranks: int) -> AbstractGroup | None:
         return self._inner.open_world(num_ranks)
 
+    def open_ranks(self, plan: Plan) -> AbstractGroup | None:
+        return self._inner.open_ranks(plan)
+
     def open_notes(self) -> None:
         return None
 

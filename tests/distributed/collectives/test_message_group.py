@@ -35,7 +35,9 @@ def test_bytes_on_the_wire_are_those_of_the_formula(algorithm: AllReduceAlgorith
     for length in (0, 1, 7, 24 * size, 24 * size + 5):
         program = partial(traffic_of_all_reduce, algorithm=algorithm, length=length)
         sent = [traffic.bytes_sent for traffic in run_virtual(program, size).results]
-        cost = all_reduce_cost(Algorithm(algorithm, 3), size, 4 * length)
+        # Groups that cannot be cut into hosts of three, as parts of a mesh may be, go round a ring.
+        used = Algorithm("ring") if algorithm == "hierarchical" and size % 3 else Algorithm(algorithm, 3)
+        cost = all_reduce_cost(used, size, 4 * length)
         assert sum(sent) == pytest.approx(cost.total_bytes)
         ragged = 4 * cost.rounds if length % 24 and algorithm != "tree" else 0
         assert sent == pytest.approx([one.bytes_sent for one in cost.addresses], abs=ragged)

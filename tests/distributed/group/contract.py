@@ -114,6 +114,11 @@ def reduce_scatter(group: AbstractGroup) -> Report:
             perform(group, call, later=later)
             whole = inputs.sum(0).to(dtype) if op == "sum" else inputs.amax(0)
             found.expect(f"reduce_scatter {op} {dtype}", output, whole.view(group.size, length)[group.rank])
+        own = inputs[group.rank].clone()
+        part = own.view(group.size, length)[group.rank]
+        perform(group, calls.ReduceScatter(part, own), later=later)
+        whole = inputs.sum(0).to(dtype).view(group.size, length)
+        found.expect(f"reduce_scatter in place {dtype} {length}", part, whole[group.rank])
     output = torch.zeros(2, 3)
     group.reduce_scatter(output, torch.full((2 * group.size, 3), float(group.rank)), "mean")
     found.expect_close("reduce_scatter mean", output, torch.full((2, 3), (group.size - 1) / 2), 1e-6)
@@ -127,6 +132,10 @@ def all_gather(group: AbstractGroup) -> Report:
         perform(group, calls.AllGather(output, values(group.rank, length, dtype)), later=later)
         found.expect(f"all_gather {dtype} {length}", output, everyone(group.size, length, dtype).view(-1))
         found.share(output)
+        output = torch.full((group.size, length), 9, dtype=dtype)
+        part = output[group.rank].copy_(values(group.rank, length, dtype))
+        perform(group, calls.AllGather(output.view(-1), part), later=later)
+        found.expect(f"all_gather in place {dtype} {length}", output, everyone(group.size, length, dtype))
     return found.report()
 
 

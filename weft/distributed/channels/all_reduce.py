@@ -1,16 +1,19 @@
 """Ranks in one group: synchronous data parallelism, and schemes whose ranks meet as a group now and then."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from weft.distributed.channels.run_spec import RunSpec
-from weft.distributed.codecs import AbstractCodec, make_codec
+from weft.distributed.channels.share_log import measured_shares
+from weft.distributed.codecs import make_codec
 from weft.distributed.consistency import relax
 from weft.distributed.place import AbstractPlace
-from weft.distributed.placement import DataParallel, MeshGroups, ShardedState
-from weft.distributed.placement.reducers import AbstractReducer, ScatterReducer
+from weft.distributed.placement import DataParallel, MeshGroups
+from weft.distributed.placement.choice import inside_of, open_groups, place
+from weft.distributed.placement.pipeline import make_stream
+from weft.distributed.placement.pipeline.pipedream_replicas import PipeDreamReplicas
+from weft.distributed.placement.rules import Rules
 from weft.specs import Plan
-from weft.training.placement import AbstractPlacement, WholeModel
 from weft.training.replicas import AbstractReplicas, SoloReplicas
 
 __all__ = ["replicas_in", "use_all_reduce"]
@@ -33,25 +36,29 @@ def use_all_reduce(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[
 def replicas_in(groups: MeshGroups, plan: Plan, spec: RunSpec = RunSpec()) -> AbstractReplicas:  # noqa: B008 -- frozen
     """The replicas of a plan in the groups of its mesh. A collective call."""
     codec = make_codec(plan.compress)
-    placement, make_reducer = _place(groups, plan, codec, whole_gradients=spec.whole_gradients)
+    open_groups(groups)
+    stream = make_stream(plan, groups.mesh)
+    placement, make_reducer = place(
+        groups, plan, codec, whole_gradients=spec.whole_gradients, rules=Rules(spec.rules), stream=stream
+    )
     synchronous = DataParallel(
         groups.replicas,
-        world=groups.world,
+        world=groups.world if stream is None else groups.replicas,
         mesh=groups.mesh,
         buffers=spec.buffers,
         codec=codec,
         placement=placement,
+        group_over=groups.over,
         make_reducer=make_reducer,
     )
-    return relax(synchronous, groups.replicas, plan.consistency, make_codec(plan.compress))
-
-
-def _place(
-    groups: MeshGroups, plan: Plan, codec: AbstractCodec, *, whole_gradients: bool
-) -> tuple[AbstractPlacement, Callable[[], AbstractReducer] | None]:
-    """The placement of a plan, and how sums of gradients come to where it needs them; None for all, to all ranks."""
-    if plan.shard == 1:
-        return WholeModel(), None
-    shard, data = groups.along("shard"), groups.along("data")
-    placement = ShardedState(shard)
-    return placement, None if whole_gradients else lambda: ScatterReducer(shard, data, codec, placement)
+    synchronous.shares = measured_shares(plan, groups.mesh, groups.world.clock, spec)
+    if stream is not None:
+        return PipeDreamReplicas(synchronous, groups.world, stream)
+    return relax(
+        synchronous,
+        groups.replicas,
+        plan.consistency,
+        make_codec(plan.compress),
+        world=groups.world,
+        inside=inside_of(groups, plan, placement),
+    )

@@ -24,6 +24,7 @@ class RunSpec:
         run: the run folder, where ranks and servers record what they decide; None to record nothing.
         whole_gradients: whether the loop looks at gradients between backward and update, as a script's own may: then
             every rank gets all of them, where it would do with those that it updates with.
+        rules: globs of layers' names, and how such layers are split; the first that fits a name counts.
         replay: the run folder whose decisions are repeated; None to decide anew.
         make_updates: of a script, whose optimizer has parameter groups and settings that change: the optimizer of one
             shard of the servers. None for `optimizer`, as it is.
@@ -37,8 +38,17 @@ class RunSpec:
     replay: Path | None = None
     whole_gradients: bool = False
     make_updates: Callable[[int, Settings], AbstractTunedOptimizer] | None = None
+    rules: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
     def of(recipe: Recipe, seeds: Sequence[int], run: Path | None = None, replay: Path | None = None) -> "RunSpec":
         mutable = recipe.mutable
-        return RunSpec(build_optimizer(recipe), tuple(seeds), mutable.clip_norm, mutable.buffers, run, replay)
+        return RunSpec(
+            build_optimizer(recipe),
+            tuple(seeds),
+            mutable.clip_norm,
+            mutable.buffers,
+            run,
+            replay,
+            rules=mutable.rules,
+        )

@@ -5,15 +5,23 @@ data=2 consistency=async topology=server(shards=2)            process 0: worker 
 data=2 consistency=async topology=server(2,place=own)         process 0, 1: workers     process 2, 3: servers
 
 On the virtual cluster every worker and every server is a process of its own.
+
+Where ranks hold a model in parts, every part has servers of its own, which know the workers of that part alone, by the
+numbers of their replicas:
+
+data=2 pipeline=2 consistency=async topology=server(1)        stage 0: workers 0, 1 and server 0 (address 4)
+                                                              stage 1: workers 2, 3 and server 1 (address 5)
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 from weft.distributed.channels.addresses import use_addresses
 from weft.distributed.channels.run_spec import RunSpec
+from weft.distributed.channels.share_log import measured_shares
+from weft.distributed.codecs import make_codec
 from weft.distributed.consistency.server import (
     HostSpec,
     JoinPolicy,
@@ -29,11 +37,16 @@ from weft.distributed.consistency.server import (
 )
 from weft.distributed.consistency.server.decisions import Decision
 from weft.distributed.consistency.server.policy import AbstractPolicy
-from weft.distributed.mailbox import AbstractMailbox
+from weft.distributed.mailbox import AbstractMailbox, PartMailbox
 from weft.distributed.place import AbstractPlace
+from weft.distributed.placement import MeshGroups
+from weft.distributed.placement.choice import inside_of, open_groups
+from weft.distributed.placement.choice import place as choose_placement
+from weft.distributed.placement.rules import Rules
 from weft.errors import TrainingError
 from weft.specs import Plan
 from weft.training.optimizers import SGD, AbstractOptimizer, Optimizer
+from weft.training.placement import AbstractPlacement
 from weft.training.replicas import AbstractReplicas
 
 __all__ = ["use_servers"]
@@ -50,14 +63,55 @@ def use_servers(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[Abs
     is_restored = len(place.addresses(plan)) == 1 and bool(plan.roles.restored)
 
     def serve_at(mailbox: AbstractMailbox) -> Callable[[], object]:
-        return partial(_server_at(mailbox.address, plan, place, spec, is_restored=is_restored), mailbox)
+        part = (mailbox.address - plan.num_ranks) // max(1, plan.num_shards)
+        server = _server_at(mailbox.address, plan, place, spec, is_restored=is_restored)
+        return partial(server, _part_of(mailbox, plan, part))
 
-    with use_addresses(plan, place, serve_at) as own:
+    with ExitStack() as opened:
+        groups = _open_groups(plan, place, opened) if plan.splits_model else None
+        own = opened.enter_context(use_addresses(plan, place, serve_at))
         if own is None:
             yield None
             return
         settings = settings_of(plan, _optimizer_of(spec), spec.clip_norm)
-        yield ServedReplicas(own, settings, spec.seeds, place.mark_joined, buffers=spec.buffers)
+        mesh, placement = plan.mesh(own.address), _placement_of(groups, plan, spec) if groups else None
+        yield ServedReplicas(
+            _part_of(own, plan, mesh.part),
+            settings,
+            spec.seeds,
+            place.mark_joined,
+            buffers=spec.buffers,
+            shares=measured_shares(plan, mesh, own.clock, spec),
+            mesh=mesh,
+            inside=inside_of(groups, plan, placement) if groups and placement else None,
+        )
+
+
+def _open_groups(plan: Plan, place: AbstractPlace, opened: ExitStack) -> MeshGroups | None:
+    """Of ranks that hold models in parts; None in a process that is no rank. A collective call."""
+    world = place.open_ranks(plan)
+    if world is None:
+        return None
+    opened.callback(world.close)
+    groups = MeshGroups(world, plan.mesh(world.rank))
+    opened.callback(groups.close)
+    return groups
+
+
+def _placement_of(groups: MeshGroups, plan: Plan, spec: RunSpec) -> AbstractPlacement:
+    """A collective call."""
+    open_groups(groups)
+    codec, rules = make_codec(plan.compress), Rules(spec.rules)
+    placement, _ = choose_placement(groups, plan, codec, whole_gradients=True, rules=rules)
+    return placement
+
+
+def _part_of(mailbox: AbstractMailbox, plan: Plan, part: int) -> AbstractMailbox:
+    """The mailbox among the workers and servers of a part of the model."""
+    if not plan.splits_model:
+        return mailbox
+    first = plan.num_ranks + part * plan.num_shards
+    return PartMailbox(mailbox, [*plan.mesh(0).holders_of(part), *range(first, first + plan.num_shards)])
 
 
 def _server_at(address: int, plan: Plan, place: AbstractPlace, spec: RunSpec, *, is_restored: bool = False) -> Server:
@@ -77,7 +131,11 @@ def _server_at(address: int, plan: Plan, place: AbstractPlace, spec: RunSpec, *,
 
 
 def _server_spec(shard: int, plan: Plan, place: AbstractPlace, spec: RunSpec, snapshot: Path | None) -> ServerSpec:
-    """The specification of one shard."""
+    """The specification of one server: a shard of the model, or of a part of it.
+
+    Args:
+        shard: its number among all servers of the plan.
+    """
     optimizer = _optimizer_of(spec)
     settings = settings_of(plan, optimizer, spec.clip_norm)
     # Where ranks update by themselves, servers need no optimizer, and keep no state of one.
@@ -89,7 +147,7 @@ def _server_spec(shard: int, plan: Plan, place: AbstractPlace, spec: RunSpec, sn
     def policy_for(seed: int, is_fresh: bool) -> AbstractPolicy:
         if recorded is not None:
             return _repeat(recorded[seed], is_fresh=is_fresh)
-        return make_policy(plan.consistency, plan.num_ranks, is_fresh=is_fresh)
+        return make_policy(plan.consistency, plan.num_replicas, is_fresh=is_fresh)
 
     return ServerSpec(
         shard=shard,

@@ -155,6 +155,8 @@ class AlgorithmChoice:
             is_native = bool(self.native) and interpolate(self.native, num_bytes) <= chosen.seconds
             return None if is_native else chosen.algorithm
         assert self.name in ALL_REDUCE_ALGORITHMS
+        if self.name == "hierarchical" and size % (self.ranks_per_host or 1):  # a group that is a part of a mesh
+            return Algorithm("ring")
         return Algorithm(self.name, self.ranks_per_host or 0, self.by)
 
 

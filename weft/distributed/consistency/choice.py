@@ -3,6 +3,7 @@
 from weft.distributed.codecs import AbstractCodec
 from weft.distributed.consistency.relaxed import RelaxedReplicas
 from weft.distributed.group.group import AbstractGroup
+from weft.distributed.placement.inside import InsideReplica
 from weft.specs.loading import load
 from weft.specs.plan import Choice, value_of
 from weft.training.replicas import AbstractReplicas
@@ -10,7 +11,15 @@ from weft.training.replicas import AbstractReplicas
 __all__ = ["relax"]
 
 
-def relax(base: AbstractReplicas, group: AbstractGroup, choice: Choice, codec: AbstractCodec) -> AbstractReplicas:
+def relax(
+    base: AbstractReplicas,
+    group: AbstractGroup,
+    choice: Choice,
+    codec: AbstractCodec,
+    *,
+    world: AbstractGroup | None = None,
+    inside: InsideReplica | None = None,
+) -> AbstractReplicas:
     """The replicas with this consistency; `base`, the synchronous ones, as they are where it is synchronous.
 
     Args:
@@ -18,9 +27,12 @@ def relax(base: AbstractReplicas, group: AbstractGroup, choice: Choice, codec: A
         group: that of the replicas.
         choice: the consistency of a plan.
         codec: what is sent instead of weights, or of differences of them.
+        world: all ranks; by default those of the group.
+        inside: the ranks that hold the model together; by default this one alone.
     """
     value = value_of("consistency", choice)
     if value.traits.is_synchronous:
         return base
     scheme = load(value.realised_by["all_reduce"])(group, choice, codec)
-    return RelaxedReplicas(group, base, scheme, str(choice), int(choice.get("after", 0)))
+    until = int(choice.get("after", 0))
+    return RelaxedReplicas(group, base, scheme, str(choice), until, world=world, inside=inside)

@@ -1,4 +1,11 @@
-"""Replicas that go their own ways for a while: each makes its own updates, a scheme brings their weights together."""
+"""Replicas that go their own ways for a while: each makes its own updates, a scheme brings their weights together.
+
+A replica may be several ranks, a pipeline or a group that splits layers. Then each part of the model has a group and a
+scheme of its own, and all parts take the same steps:
+
+    data=2 pipeline=2     stage 0   rank 0 <-- scheme --> rank 1        one loss, one norm and one decision
+                          stage 1   rank 2 <-- scheme --> rank 3        in each of the columns
+"""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +19,7 @@ from weft.distributed.consistency.agreement import Agreement
 from weft.distributed.consistency.own_steps import OwnSteps
 from weft.distributed.consistency.scheme import AbstractGroupScheme
 from weft.distributed.group.group import AbstractGroup
+from weft.distributed.placement.inside import InsideReplica
 from weft.graph import GradientSink, State
 from weft.specs import Mesh
 from weft.training.checkpoint import Entry
@@ -19,6 +27,7 @@ from weft.training.gradients import use_point
 from weft.training.optimizers import OptimizerState
 from weft.training.placement import AbstractPlacement
 from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
+from weft.training.snapshot import cut_beside
 
 __all__ = ["RelaxedReplicas"]
 
@@ -28,8 +37,11 @@ class RelaxedReplicas(AbstractReplicas):
     """Synchronous replicas for the first `until` steps, and after them a scheme.
 
     Args:
+        group: the ranks that hold the same part of the model, one of every replica.
         base: the synchronous replicas of the same group: how ranks begin, share batches, add and gather.
         consistency: the scheme as a plan spells it.
+        world: all ranks, which decide together; by default those of the group.
+        inside: the ranks that hold the model together, this one among them; by default this one alone.
     """
 
     def __init__(
@@ -39,15 +51,20 @@ class RelaxedReplicas(AbstractReplicas):
         scheme: AbstractGroupScheme,
         consistency: str,
         until: int = 0,
+        *,
+        world: AbstractGroup | None = None,
+        inside: InsideReplica | None = None,
     ) -> None:
         self._group = group
+        self._world = world or group
         self._base = base
         self._scheme = scheme
         self._consistency = consistency
         self._until = until
-        self._agreement = Agreement(group)
+        self._agreement = Agreement(self._world)
         self._parameters: Mapping[str, Tensor] = {}
-        self._own = OwnSteps(scheme)
+        self._inside = inside
+        self._own = OwnSteps(scheme, inside)
         self._step = 0
 
     @property
@@ -76,8 +93,10 @@ class RelaxedReplicas(AbstractReplicas):
 
     def join(self, model: State) -> None:
         self._agreement.settle()
-        self._agreement = Agreement(self._group)
+        self._agreement = Agreement(self._world)
         self._base.join(model)
+        if self._inside is not None:
+            self._inside.join(model.parameters)
         self._parameters = {name: p for name, p in model.parameters.items() if p.requires_grad}
         self._step = 0
         self._scheme.join(self._parameters)
@@ -148,11 +167,17 @@ class RelaxedReplicas(AbstractReplicas):
 
     def _distance(self, agreed: Mapping[str, Tensor]) -> float:
         """Root mean square over ranks of |own weights - agreed weights|."""
-        own = [(self._parameters[name].detach().double() - tensor).square().sum() for name, tensor in agreed.items()]
-        return math.sqrt(float(self.sum(torch.stack(own).sum().reshape(1))) / self.mesh.num_replicas)
+        moved = {name: self._parameters[name].detach().double() - tensor for name, tensor in agreed.items()}
+        norm = self.placement.norm({name: torch.linalg.vector_norm(tensor) for name, tensor in moved.items()})
+        squares = norm.cpu().double().square().reshape(1)
+        self._group.all_reduce(squares)
+        return math.sqrt(float(squares) / self.mesh.num_replicas)
 
     def memory(self) -> Mapping[str, Entry]:
-        own = {name: Entry(tensor, kind) for name, (kind, tensor) in self._scheme.memory().items()}
+        found = self._scheme.memory().items()
+        own = {
+            name: Entry.of_part(tensor, kind, cut_beside(name, self.placement.cut_of)) for name, (kind, tensor) in found
+        }
         return {**self._base.memory(), **own}
 
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:

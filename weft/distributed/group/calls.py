@@ -70,7 +70,7 @@ class AllReduce:
 class ReduceScatter:
     """`output` is part `rank` of the sum of all `tensor`s, which hold a part for each rank along dimension 0.
 
-    All ranks give the same `sizes`.
+    All ranks give the same `sizes`. `output` may be that part of `tensor` itself.
     """
 
     output: Tensor
@@ -81,7 +81,8 @@ class ReduceScatter:
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
-    """`output` holds every rank's `tensor`, in rank order along dimension 0. All ranks give the same `sizes`."""
+    """`output` holds every rank's `tensor`, in rank order along dimension 0. All ranks give the same `sizes`. `tensor`
+    may be this rank's part of `output` itself."""
 
     output: Tensor
     tensor: Tensor

@@ -98,6 +98,8 @@ def start_call(endpoint: MpiEndpoint, call: Call) -> StartedCall:
 def _start_exchange(endpoint: MpiEndpoint, call: calls.AllGather | calls.AllToAll) -> StartedCall:
     comm, dense, output = endpoint.collectives, make_dense(call.tensor), make_dense(call.output)
     source, target = endpoint.bytes_of(dense), endpoint.bytes_of(output)
+    if isinstance(call, calls.AllGather) and _is_inside(dense, output):
+        source = endpoint.mpi.IN_PLACE  # MPI forbids buffers that overlap
     match call:
         case calls.AllGather(sizes=None):
             request = comm.Iallgather(source, target)
@@ -109,6 +111,10 @@ def _start_exchange(endpoint: MpiEndpoint, call: calls.AllGather | calls.AllToAl
             sent, received = (source, call.tensor, call.send_sizes), (target, call.output, call.recv_sizes)
             request = comm.Ialltoallv(_with_counts(*sent), _with_counts(*received))
     return StartedCall([request], lambda: copy_back(call.output, output), (dense,))
+
+
+def _is_inside(part: Tensor, whole: Tensor) -> bool:
+    return whole.data_ptr() <= part.data_ptr() < whole.data_ptr() + whole.nbytes
 
 
 def _with_counts(buffer: list[Any], whole: Tensor, sizes: Sizes | None) -> list[Any]:

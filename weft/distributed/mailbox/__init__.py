@@ -12,6 +12,7 @@ from weft.distributed.mailbox.mailbox import (
     Sources,
     Tags,
 )
+from weft.distributed.mailbox.part import PartMailbox
 from weft.distributed.mailbox.recording import MailTraffic, MessageCount, RecordingMailbox
 from weft.distributed.mailbox.sockets import MailboxKind, StoreDirectory, open_mailbox
 from weft.distributed.mailbox.virtual import VirtualMailbox
@@ -30,6 +31,7 @@ __all__ = [
     "MailboxKind",
     "Message",
     "MessageCount",
+    "PartMailbox",
     "RecordingMailbox",
     "Sources",
     "StoreDirectory",

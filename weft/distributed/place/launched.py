@@ -1,5 +1,6 @@
 """A place among processes that somebody started: on this machine or others, in real time."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import final
 
@@ -74,6 +75,12 @@ class LaunchedPlace(AbstractPlace):
 
     def open_world(self, num_ranks: int) -> AbstractGroup | None:
         return open_world(self.launch, num_ranks, self._silence)
+
+    def open_ranks(self, plan: Plan) -> AbstractGroup | None:
+        group = open_world(self.launch, plan.num_ranks, self._silence, "ranks")
+        if group is None:
+            return None
+        return open_for_device(replace(self.launch, size=plan.num_ranks), group, plan, self.device)
 
     def open_notes(self) -> Store | None:
         return open_store(self.launch, self.patience) if self.size > 1 else None

@@ -67,16 +67,16 @@ def open_group(
             raise UsageError(f"unknown kind of group (kind: {kind}); {nearest(kind, get_args(Kind))}")
 
 
-def open_world(launch: Launch, num_ranks: int, timeout: float = 300.0) -> AbstractGroup | None:
+def open_world(launch: Launch, num_ranks: int, timeout: float = 300.0, name: str = "world") -> AbstractGroup | None:
     """A group of the first `num_ranks` processes beside all others; None in a process that is not one of them. A
     collective call of all processes."""
     if num_ranks == launch.size:
-        return open_group(launch, name="world", timeout=timeout)
+        return open_group(launch, name=name, timeout=timeout)
     if launch.launcher == "mpirun" and not launch.is_one_host:
         raise UsageError("processes that are no ranks need one host under mpirun; leave out place=own, or use torchrun")
     if launch.rank < num_ranks:
         ranks = replace(launch, size=num_ranks, local_size=min(launch.local_size, num_ranks))
-        return open_group(ranks, name="world", timeout=timeout)
+        return open_group(ranks, name=name, timeout=timeout)
     note_meeting()
     if launch.launcher == "mpirun":
         _open_run_store(launch, timeout, 0)  # all processes find a store together

@@ -76,6 +76,11 @@ class AbstractPlace(ABC):
         that is not one of them. Called once, by all processes."""
 
     @abstractmethod
+    def open_ranks(self, plan: Plan) -> AbstractGroup | None:
+        """The group of all ranks of a plan that has other processes beside them, for tensors of the CPU and of this
+        place's device; None in a process that is no rank. Called once, by all processes."""
+
+    @abstractmethod
     def open_notes(self) -> Store | None:
         """Where ranks leave notes for each other beside their groups; None where time is virtual, and nobody could read
         them while another waits. Called once, by all processes."""

@@ -23,9 +23,9 @@ from weft.distributed.consistency.server import (
 from weft.distributed.consistency.server.settings import may_cut
 from weft.distributed.consistency.server.shard_run import ShardRun
 from weft.distributed.group.faulty import Delay, Kill
-from weft.distributed.placement.cut import cut_evenly
 from weft.errors import CorruptFileError
 from weft.proving.gradient_equations import Computed, Setup, follow_gradients
+from weft.proving.held import elements_of_servers
 from weft.proving.proof import clone
 from weft.proving.reference import Replica
 from weft.specs import parse_plan
@@ -68,7 +68,7 @@ def follow(
         return Computed(gradients, 1 / plan.num_ranks, LR)
 
     optimizer = make_optimizer()
-    cuts = cut_evenly(clone(parameters), int(plan.topology["shards"]), may_cut=may_cut(optimizer))
+    cuts = elements_of_servers(clone(parameters), int(plan.topology["shards"]), may_cut=may_cut(optimizer))
     state = optimizer.init(parameters)
     replicas = [Replica(clone(parameters), state, torch.zeros(0)) for _ in range(plan.num_ranks)]
     setup = Setup(parameters, make_optimizer, cuts, replicas, compute, clip_norm)

@@ -1,5 +1,6 @@
 """What a checkpoint gets from the servers, and servers that begin with it."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_stopped(is_faulty:
 
 
 def test_ranks_that_do_not_meet_give_their_own() -> None:
-    mailbox: Any = None
+    mailbox: Any = SimpleNamespace(address=0)
     replicas = ServedReplicas(mailbox, settings_of(PLAN, make_adam()), [0])
     assert len(replicas.gather(torch.ones(2))) == 1
     assert not replicas.is_synchronous and not replicas.memory()

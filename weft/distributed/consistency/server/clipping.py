@@ -79,4 +79,4 @@ class NormExchange:
             return torch.ones(())
         # In the model's order: the norm of the norms has the same bits on every path.
         dtype = next(iter(self._own.values()), torch.zeros(())).dtype
-        return clip_factor([norms[position].to(dtype) for position in sorted(norms)], limit)
+        return clip_factor({str(position): norms[position].to(dtype) for position in sorted(norms)}, limit)

@@ -104,6 +104,7 @@ class _Visits(AbstractScheme):
             answer = self._session.take_answer(link, self.number // self._period + 1)
             if answer is not None and answer.header.get("moved"):  # a shard that was restored has not seen x
                 self._meet(link)
+        self._session.agree()
         self._traffic = Traffic(clock.now() - waited, waited - set_out_at, self._num_bytes)
 
     @torch.no_grad()

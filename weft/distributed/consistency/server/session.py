@@ -13,6 +13,7 @@ from weft.distributed.consistency.server.protocol import InitHeader, Tag, descri
 from weft.distributed.consistency.server.settings import Settings
 from weft.distributed.mailbox import AbstractMailbox, Message
 from weft.distributed.placement.cut import cut_evenly, put_together
+from weft.distributed.placement.inside import InsideReplica
 from weft.errors import PeerLostError
 from weft.graph import State
 from weft.training.optimizers import OptimizerState, Shared, slots_beside
@@ -27,12 +28,24 @@ class Session:
     `places` is where weights that come are written: the parameters, or, where ranks have weights of their own and the
     shards hold a centre, a copy of the centre.
 
+    Ranks that hold a model together each have a session with the servers of their own part; the first of them says
+    which step all take next.
+
     Args:
         seeds: of the trainings to come, in order; what servers record is filed under them.
+        inside: the ranks that hold the model together, this one among them; None for this one alone.
     """
 
-    def __init__(self, mailbox: AbstractMailbox, settings: Settings, seeds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        mailbox: AbstractMailbox,
+        settings: Settings,
+        seeds: Sequence[int],
+        inside: InsideReplica | None = None,
+    ) -> None:
         self.mailbox = mailbox
+        self._inside = inside
+        self._agreed: tuple[int, bool] | None = None  # the step, and whether to stop
         self._settings = settings
         self._codec = settings.make_codec()
         self._seeds = iter(seeds)
@@ -40,6 +53,8 @@ class Session:
         self.run = -1
         self._untrained: list[Tensor] = []  # what the shards do not update, and all begin with as rank 0 does
         self.parameters: Mapping[str, Tensor] = {}
+        """Those that this rank tells the servers of: what others of its replica hold too is said by one of them."""
+        self._trained: Mapping[str, Tensor] = {}
         self.places: Mapping[str, Tensor] = {}
         self.links: list[ShardLink] = []
         self._host: ShardLink | None = None
@@ -53,7 +68,11 @@ class Session:
         if self.links:
             self.sum(torch.zeros(1))  # nobody begins anew before all have ended
         self._seed = next(self._seeds)
-        self.parameters = {name: p.detach() for name, p in model.parameters.items() if p.requires_grad}
+        if self._inside is not None:
+            self._inside.join(model.parameters)
+        trained = {name: p.detach() for name, p in model.parameters.items() if p.requires_grad}
+        self._trained = trained
+        self.parameters = {name: p for name, p in trained.items() if not self._inside or self._inside.speaks_for(name)}
         frozen = [p.detach() for p in model.parameters.values() if not p.requires_grad]
         self._untrained = [*frozen, *(buffer.detach() for buffer in model.buffers.values())]
         has_centre = self._settings.form == "weights"
@@ -83,6 +102,7 @@ class Session:
 
     def _begin(self, slots: Mapping[str, Mapping[str, Tensor]], updates: int, step: int | None) -> None:
         self.run, self.has_ended, self._wishes_stop, self._num_sums = self.run + 1, False, False, 0
+        self._agreed = None
         write(self.places, self.parameters)
         begins = self.mailbox.address == 0
         for link in self.links if begins else ():
@@ -100,6 +120,8 @@ class Session:
         # A shard that is behind must not wait for a round that shard 0 has closed without this rank.
         self.greet(self.links[1:], step if self._settings.deals_work else self.step, begin_again)
         write(self.parameters, self.places)
+        self.hand_round()
+        self.agree()
 
     def _initialise(self, link: ShardLink, slots: Mapping[str, Mapping[str, Tensor]], updates: int) -> None:
         """Send a shard what rank 0 begins with."""
@@ -167,8 +189,23 @@ class Session:
 
     @property
     def step(self) -> int:
-        """Shard 0 gives out the work."""
-        return self.links[0].step
+        """Shard 0 gives out the work; of a replica of several ranks, that of the first."""
+        return self.links[0].step if self._agreed is None else self._agreed[0]
+
+    def agree(self) -> None:
+        """Ranks that hold a model together go on at the step that the first of them was told: the servers of each part
+        decide for themselves. All of them call it when they have been let go."""
+        if self._inside is None:
+            return
+        said = torch.tensor([self.links[0].step, int(self.links[0].is_stopped)])
+        self._inside.group.broadcast(said)
+        step, is_stopped = said.tolist()
+        self._agreed = step, bool(is_stopped)
+
+    def hand_round(self, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Weights that came, or these, to the ranks of the replica that hold them as well."""
+        if self._inside is not None:
+            self._inside.hand_round(self._trained if tensors is None else tensors)
 
     def take_answer(self, link: ShardLink, step: int) -> Message | None:
         """Wait for an answer; of a server that is lost, for the one in its place, whose welcome has its weights."""
@@ -186,7 +223,7 @@ class Session:
 
     @property
     def is_stopped(self) -> bool:
-        return self.links[0].is_stopped
+        return self.links[0].is_stopped if self._agreed is None else self._agreed[1]
 
     def stop(self) -> None:
         """Have all ranks stop."""
@@ -212,8 +249,10 @@ class Session:
         return tuple(found.to(tensor.device) for found in answer.tensors)
 
     def fetch_state(self, state: OptimizerState) -> OptimizerState:
-        """The optimizer state that the servers keep, in place of this rank's, on the device of the parameters."""
-        found: dict[str, dict[str, list[tuple[Piece, Tensor]]]] = {name: {} for name in state.slots}
+        """The optimizer state that the servers keep, in place of this rank's, on the device of the parameters; of what
+        another of its replica speaks for, none."""
+        others = self._trained.keys() - self.parameters.keys()
+        found: dict[str, dict[str, list[tuple[Piece, Tensor]]]] = {n: {} for n in state.slots if n not in others}
         answers = self._ask(self.links, lambda link: link.ask(Tag.FETCH, Tag.STATE, {"run": self.run}))
         for link, message in zip(self.links, answers, strict=True):
             shared = Shared(*(torch.tensor(float(message.header[k]), dtype=torch.float64) for k in ("lr", "updates")))
@@ -236,8 +275,17 @@ class Session:
 
     def fetch_weights(self) -> dict[str, Tensor]:
         """Those that the shards hold now, as they are; this rank keeps its own."""
-        found = {name: torch.empty_like(parameter) for name, parameter in self.parameters.items()}
+        found = {name: torch.empty_like(parameter) for name, parameter in self._trained.items()}
         self._ask(self.links, lambda link: link.pull(self.run, [piece.of(found[piece.name]) for piece in link.pieces]))
+        self.hand_round(found)
+        return found
+
+    def centre(self) -> Mapping[str, Tensor]:
+        """This rank's copy of the centre that the shards hold; nothing where they hold the ranks' own weights."""
+        if self.places is self.parameters:
+            return {}
+        found = {n: self.places[n] if n in self.places else torch.empty_like(p) for n, p in self._trained.items()}
+        self.hand_round(found)
         return found
 
     def take_last_weights(self) -> Summary:

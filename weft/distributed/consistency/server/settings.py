@@ -108,7 +108,7 @@ def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | Non
     # A norm has the bits of one rank only where it is of a whole tensor.
     clips_together = plan.is_synchronous and clip_norm is not None and plan.num_shards > 1
     return Settings(
-        num_workers=plan.num_ranks,
+        num_workers=plan.num_replicas,
         num_shards=plan.num_shards,
         rate=cast(Rate, choice.get("lr", "full") if plan.commits_on_arrival else "together"),
         may_cut=sends_weights or (may_cut(optimizer) and not clips_together),
@@ -117,7 +117,7 @@ def settings_of(plan: Plan, optimizer: AbstractOptimizer, clip_norm: float | Non
         form=plan.sends,
         parts=int(choice.get("parts", 1)),
         period=plan.period,
-        alpha=float(choice.get("beta", 0.0)) / plan.num_ranks,
+        alpha=float(choice.get("beta", 0.0)) / plan.num_replicas,
         inner=plan.ranks_per_host,
         is_synchronous=plan.is_synchronous,
         compress=plan.compress,

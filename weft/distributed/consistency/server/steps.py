@@ -107,7 +107,7 @@ class GradientSteps:
         if self._settings.form == "difference":
             state = self._take_own_step(update)
         elif self._settings.clips_own and self._settings.clip_norm is not None:
-            self._gradients = dict(clip_by_norm(self._in_order(), self._settings.clip_norm))
+            self._gradients = dict(clip_by_norm(self._in_order(update), self._settings.clip_norm, update.norm))
         waited = self._now
         num_bytes = self._exchange(update, loss.hex() if self._settings.is_synchronous else None)
         hidden = waited - self._set_out_at if self._set_out_at is not None else 0.0
@@ -139,6 +139,7 @@ class GradientSteps:
             if due[shard] or shard == 0:
                 self._session.take_answer(link, step + 1)
         self._turn += 1
+        self._session.agree()
         self._catch_up()
         return num_bytes
 
@@ -156,5 +157,5 @@ class GradientSteps:
         self._gradients = {n: p - before[n] for n, p in parameters.items() if self._gradients.get(n) is not None}
         return state
 
-    def _in_order(self) -> dict[str, Tensor | None]:
-        return {name: self._gradients.get(name) for name in self._session.parameters}
+    def _in_order(self, update: Update) -> dict[str, Tensor | None]:
+        return {name: self._gradients.get(name) for name in update.parameters}

@@ -57,7 +57,7 @@ def gather(value: Any) -> Any:
     world = find_world()
     world.settle()
     with world.meeting("weft.gather"):
-        return _join(gather_values(world.group, value))
+        return _join(gather_values(world.replicas, value))
 
 
 def broadcast(value: Any, root: int = 0) -> Any:
@@ -93,7 +93,7 @@ def _over_ranks(kind: Kind, value: Any, weight: float) -> Any:
     world = find_world()
     world.settle()
     with world.meeting(f"weft.{kind}"):
-        return combine(world.group, kind, value, weight)
+        return combine(world.replicas, kind, value, weight)
 
 
 def _check_weight(weight: Any) -> float:

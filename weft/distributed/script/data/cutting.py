@@ -6,6 +6,7 @@ A list of numbers or texts is a column, with one for each sample:
 """
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 from weft.distributed.group.dense import as_bytes
 from weft.distributed.script.calls.trees import as_json, outline_of
 from weft.errors import UsageError
-from weft.training.sampling import span
+from weft.training.sampling import span, span_by_speed
 
 __all__ = ["cut", "digest_of", "few_of", "num_samples", "part_of"]
 
@@ -39,14 +40,17 @@ def num_samples(batch: Any, dim: int = 0) -> int:
     return sizes[0]
 
 
-def part_of(length: int, rank: int, num_ranks: int) -> tuple[slice, int]:
+def part_of(length: int, rank: int, num_ranks: int, speeds: Sequence[int] | None = None) -> tuple[slice, int]:
     """The samples that a rank takes of so many, and how many they are. Where none are left for it, it takes the first,
     which counts as none: every rank makes the same steps.
+
+    Args:
+        speeds: of all, where shares are dealt by these; by default they are equal.
 
     >>> [part_of(2, rank, 3) for rank in range(3)]
     [(slice(0, 1, None), 1), (slice(1, 2, None), 1), (slice(0, 1, None), 0)]
     """
-    own = span(length, rank, num_ranks)
+    own = span_by_speed(length, rank, speeds) if speeds else span(length, rank, num_ranks)
     count = own.stop - own.start
     return (own if count else slice(0, 1)), count
 

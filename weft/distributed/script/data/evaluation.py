@@ -81,16 +81,16 @@ class EvaluationLoader:
 
     def __len__(self) -> int:
         """Batches of this rank."""
-        group, batches = self._world.group, self._loader.batch_sampler
-        if group.size == 1 or isinstance(self._loader.dataset, IterableDataset):
+        mesh, batches = self._world.mesh, self._loader.batch_sampler
+        if mesh.num_replicas == 1 or isinstance(self._loader.dataset, IterableDataset):
             return len(self._loader)
         if batches is None or not _is_plain(self._loader):
-            return len(range(len(self._loader))[span(len(self._loader), group.rank, group.size)])
+            return len(range(len(self._loader))[span(len(self._loader), mesh.replica, mesh.num_replicas)])
         size = self._loader.batch_size or 1
         total = len(self._loader.sampler)  # type: ignore[arg-type]  # a sampler that has no length has no end
         if self._loader.drop_last:
             total -= total % size
-        own = span(total, group.rank, group.size)
+        own = span(total, mesh.replica, mesh.num_replicas)
         return -(-own.stop // size) - own.start // size if own.stop > own.start else 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -123,14 +123,14 @@ class _OwnBatches:
         self._loader, self._world = loader, world
 
     def __iter__(self) -> Iterator[Any]:
-        group, batches = self._world.group, self._loader.batch_sampler
+        group, mesh, batches = self._world.group, self._world.mesh, self._loader.batch_sampler
         with self._world.waiting("order of an evaluation", group):
             source: Any = ([index] for index in self._loader.sampler) if batches is None else batches
             drawn = draw_order(group, source).batches
         if _is_plain(self._loader):
-            yield from block_of(drawn, group.rank, group.size)
+            yield from block_of(drawn, mesh.replica, mesh.num_replicas)
         else:
-            for batch in drawn[span(len(drawn), group.rank, group.size)]:
+            for batch in drawn[span(len(drawn), mesh.replica, mesh.num_replicas)]:
                 yield batch[0] if batches is None else batch
 
 

@@ -91,7 +91,7 @@ class IndexFeed(AbstractFeed):
         if self._has_batches:
             self._loader = remake_loader(loader, batch_sampler=self._round)
         else:
-            collate = _CutItem(loader.collate_fn, world.group.rank, world.group.size)
+            collate = _CutItem(loader.collate_fn, world.mesh.replica, world.mesh.num_replicas)
             self._loader = remake_loader(loader, batch_size=None, sampler=_First(self._round), collate_fn=collate)
         self._generators = generators_of(loader)
         self._num_before = 0  # batches of the epoch that came before those of its order, if it was resumed
@@ -139,11 +139,12 @@ class _Round:
         self.shares: deque[tuple[int, int]] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        group, shares = self._world.group, self.shares
-        rank, size = group.rank, group.size
+        mesh, shares = self._world.mesh, self.shares
+        rank, size = mesh.replica, mesh.num_replicas
         for batch in self._whole_batches():
             whole = len(batch)
-            own, count = part_of(whole, rank, size) if size > 1 else (slice(None), whole)  # quick: it is each step's
+            speeds = self._world.speeds
+            own, count = part_of(whole, rank, size, speeds) if size > 1 else (slice(None), whole)  # quick: each step's
             shares.append((count, whole))
             yield batch[own]
 
@@ -176,7 +177,7 @@ class StreamFeed(AbstractFeed):
             loader,
             batch_size=loader.batch_size,
             drop_last=loader.drop_last,
-            collate_fn=make(loader.collate_fn, group.rank, group.size),
+            collate_fn=make(loader.collate_fn, world.mesh.replica, world.mesh.num_replicas),
             generator=loader.generator if group.rank == 0 else self._own,
         )
 

@@ -1,10 +1,11 @@
 """Batches that a script makes by hand, shared between ranks.
 
 rank 0   cuts its batch     | share 0 | share 1 | share 2 |
-rank r   gets share r; what it drew itself does not count, so that generators of ranks need not be in step
+rank r   gets its replica's; what it drew itself does not count, so that generators of ranks need not be in step
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from weft.distributed.script.data.cutting import cut, num_samples, part_of
 from weft.distributed.script.data.shares import hand_out
 from weft.distributed.script.observation.events import BatchTaken
 from weft.distributed.script.world.world import World, find_world
+from weft.specs import Mesh
 
 __all__ = ["share"]
 
@@ -60,7 +62,7 @@ def share(*batch: Any, dim: int = 0) -> Any:
         own, part = given, (num_samples(given, dim),) * 2
     else:
         with world.meeting("weft.share", {"dim": dim}, same_line=False):  # rank 0 may have a line of its own
-            own, part = _share(world.group, given, dim)
+            own, part = _share(world.group, world.mesh, world.speeds, given, dim)
     _hand_out(world, own, part)
     return own
 
@@ -75,31 +77,35 @@ def _hand_out(world: World, batch: Any, part: tuple[int, int]) -> None:
         world.supervision.tell(BatchTaken(batch))
 
 
-def _share(group: AbstractGroup, batch: Any, dim: int) -> tuple[Any, tuple[int, int]]:
+def _share(
+    group: AbstractGroup, mesh: Mesh, speeds: Sequence[int] | None, batch: Any, dim: int
+) -> tuple[Any, tuple[int, int]]:
     """This rank's part, how many samples it has, and how many all have."""
     if group.rank == 0:
         num_samples(batch, dim)  # refuses before anything is sent
         outline, _ = outline_of(batch)
         broadcast_bytes(group, as_json(outline))
-        return _cut_and_send(group, batch, dim)
+        return _cut_and_send(group, mesh, speeds, batch, dim)
     outline = json.loads(broadcast_bytes(group, b""))
     shape = value_of(outline, [torch.empty(1, dtype=dtype).expand(shape) for dtype, shape in tensors_of(outline)])
     whole = num_samples(shape, dim)
-    own, count = part_of(whole, group.rank, group.size)
+    own, count = part_of(whole, mesh.replica, mesh.num_replicas, speeds)
     part, _ = outline_of(cut(shape, own, dim))
     return _receive(group, part, home_of(batch)), (count, whole)
 
 
-def _cut_and_send(group: AbstractGroup, batch: Any, dim: int) -> tuple[Any, tuple[int, int]]:
+def _cut_and_send(
+    group: AbstractGroup, mesh: Mesh, speeds: Sequence[int] | None, batch: Any, dim: int
+) -> tuple[Any, tuple[int, int]]:
     whole, works = num_samples(batch, dim), []
     for rank in range(1, group.size):
-        own, _ = part_of(whole, rank, group.size)
+        own, _ = part_of(whole, mesh.seen_by(rank).replica, mesh.num_replicas, speeds)
         payload = joined_bytes(outline_of(cut(batch, own, dim))[1])
         if len(payload):
             works.append(group.start(Send(payload, rank)))
     for work in works:
         work.wait()
-    own, count = part_of(whole, 0, group.size)
+    own, count = part_of(whole, mesh.replica, mesh.num_replicas, speeds)
     outline, tensors = outline_of(cut(batch, own, dim))
     return value_of(outline, [tensor.contiguous() for tensor in tensors]), (
         count,

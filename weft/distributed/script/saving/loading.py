@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from weft.distributed.script.saving.parts import OWN, from_bytes
 from weft.distributed.script.saving.randomness import draw_random_for, write_random
 from weft.distributed.script.saving.reading import RANDOM, Wanted, part_from
+from weft.distributed.script.saving.stages import are_stages
 from weft.distributed.script.saving.structure import put_together
 from weft.distributed.script.saving.taking import find_weavings
-from weft.distributed.script.saving.woven import consistency_of, cuts_of, is_at_servers, memory_name, slots_of
+from weft.distributed.script.saving.woven import consistency_of, cuts_of, is_at_servers, memory_name, mesh_of, slots_of
+from weft.distributed.script.weaving.dtensors import as_dtensor
 from weft.distributed.script.weaving.weaving import Weaving
 from weft.distributed.script.world.world import World
 from weft.errors import UsageError
@@ -28,12 +30,15 @@ def restore(find: Callable[[Wanted], Snapshot], parts: Mapping[str, Any], world:
     number_of = find_weavings(parts, world.weavings) if ranks.mesh.num_replicas > 1 else {}
     weavings = {number: world.weavings[number] for number in sorted(set(number_of.values()))}
     consistencies = {number: consistency_of(weaving) for number, weaving in weavings.items()}
-    cuts = {begin: cut for name in number_of for begin, cut in cuts_of(name, parts[name]).items()}
-    found = find(Wanted(parts.keys(), consistencies, number_of, cuts))
+    owners = {name: weavings[number] for name, number in number_of.items()}
+    cuts = {begin: cut for name, part in parts.items() for begin, cut in cuts_of(name, part, owners.get(name)).items()}
+    meshes = {number: mesh_of(weaving) for number, weaving in weavings.items()}
+    found = find(Wanted(parts.keys(), consistencies, number_of, cuts, meshes))
     known = found.progress["parts"]
     wanted = [name for name, facts in known.items() if name in parts or not facts["is_object"]]
     values = {name: part_from(known[name], found.entries, OWN) for name in wanted}
     for name, target in parts.items():
+        values[name] = _lay_out(target, values[name], is_stage=are_stages(owners.get(name)))
         if isinstance(target, nn.Module):
             _check_fits(name, target, values[name])
     for weaving in weavings.values():
@@ -58,6 +63,24 @@ def _write(name: str, target: Any, state: Any) -> None:
         target.load_state_dict(state)
     except (RuntimeError, ValueError, KeyError) as error:
         raise UsageError(f"part does not fit what was saved ({name}: {error}); it was saved of another") from error
+
+
+def _lay_out(target: Any, state: Any, *, is_stage: bool) -> Any:
+    """Parts of tensors as DTensors, where the target has such; of a stage, what it has of the whole model."""
+    if isinstance(target, nn.Module):
+        own = target.state_dict()
+        if is_stage:
+            state = {key: value for key, value in state.items() if key in own}
+        return {key: as_dtensor(value, own[key]) if key in own else value for key, value in state.items()}
+    if not isinstance(target, torch.optim.Optimizer) or not isinstance(state, dict):
+        return state
+    parameters = [parameter for group in target.param_groups for parameter in group["params"]]
+    found = {
+        number: {key: as_dtensor(v, parameters[number]) if isinstance(v, Tensor) else v for key, v in own.items()}
+        for number, own in state.get("state", {}).items()
+        if number < len(parameters)
+    }
+    return {**state, "state": found}
 
 
 def _check_fits(name: str, model: nn.Module, state: Mapping[str, Any]) -> None:

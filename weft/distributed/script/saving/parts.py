@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from weft.distributed.script.saving.structure import Taken, take_apart
+from weft.distributed.script.weaving.dtensors import cut_of_dtensor, is_dtensor, local_of
 from weft.errors import UsageError
 from weft.records.strict_json import decode_json, encode_json, parse_json
-from weft.training.checkpoint import Entry
+from weft.training.checkpoint import Cut, Entry, Kind
 
 __all__ = [
     "OWN",
@@ -30,6 +31,7 @@ __all__ = [
     "bring_alike",
     "bring_own",
     "digest_of",
+    "entry_of",
     "from_bytes",
     "has_state",
     "state_of",
@@ -84,12 +86,23 @@ def bring_alike(taken: Taken, *, is_object: bool, is_mine: bool = True) -> Broug
     Args:
         is_mine: whether this rank writes of it.
     """
-    entries = {name: Entry(tensor) for name, tensor in taken.tensors.items()} if is_mine else {}
+    entries = {name: entry_of(tensor) for name, tensor in taken.tensors.items()} if is_mine else {}
     return Brought({"is_object": is_object, "structure": taken.structure}, entries)
+
+
+def entry_of(tensor: Tensor, kind: Kind = "global", cut: Cut | None = None, replica: int | None = None) -> Entry:
+    """A tensor as this rank has it: a part, where it is a DTensor or where a cut says so."""
+    if is_dtensor(tensor):
+        return Entry(local_of(tensor), kind, cut_of_dtensor(tensor), replica)
+    return Entry.of_part(tensor, kind, cut, replica)
 
 
 def bring_own(name: str, taken: Taken, *, is_object: bool) -> Brought:
     """A part that each rank has its own of."""
+    if parts := [key for key, tensor in taken.tensors.items() if is_dtensor(tensor)]:
+        raise UsageError(
+            f"part has tensors of which ranks hold parts, and others that differ ({name}: {parts[0]}); save them apart"
+        )
     own = f"{OWN}{name}"
     return Brought({"is_object": is_object, "own": own}, {own: Entry(to_bytes(taken), "own")})
 
@@ -109,11 +122,13 @@ def from_bytes(content: Tensor) -> Taken:
 
 
 def digest_of(taken: Taken) -> str:
-    """The same for the same bits, and for no others."""
+    """The same for the same bits, and for no others; of tensors that lie in parts, whatever is in them."""
     digest = hashlib.sha256(json.dumps(encode_json(taken.structure)).encode())
     for name, tensor in taken.tensors.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        if is_dtensor(tensor):
+            continue
         host = _copy(tensor)
-        digest.update(f"{name} {host.dtype} {tuple(host.shape)}".encode())
         digest.update(host.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from weft.distributed.script.saving.parts import OWN, from_bytes
 from weft.distributed.script.saving.structure import put_together, tensor_names
-from weft.distributed.script.saving.woven import memory_name
+from weft.distributed.script.saving.woven import find_cut, memory_name
 from weft.errors import CorruptFileError, UsageError, nearest
+from weft.specs import Mesh
 from weft.training.checkpoint import Cut, Entry, Ranks, Snapshot
 from weft.training.checkpoint.entry import mean_of, move
 from weft.training.checkpoint.index import Index, read_index
@@ -39,13 +40,15 @@ class Wanted:
         parts: objects, by name; every plain value comes with them.
         weavings: the consistency of each plan whose model is among them, by number.
         number_of: the plan that a part is trained by.
-        cuts: the part of a tensor that is needed, by what its name begins with; else all of it.
+        cuts: the part of a tensor that is needed, by its name, or by what that begins with and a slash; else all.
+        meshes: of each plan, by number: its replicas have running statistics of their own, and residuals.
     """
 
     parts: Collection[str] = ()
     weavings: Mapping[int, str | None] = field(default_factory=dict)
     number_of: Mapping[str, int] = field(default_factory=dict)
     cuts: Mapping[str, Cut] = field(default_factory=dict)
+    meshes: Mapping[int, Mesh] = field(default_factory=dict)
 
     def read(self, path: Path, ranks: Ranks) -> Snapshot:
         """As `read_checkpoint` does, of these parts alone.
@@ -85,21 +88,28 @@ class Wanted:
 
     def _read(self, name: str, index: Index, reader: ChunkReader, ranks: Ranks) -> Tensor:
         row, size = index.rows[name], ranks.mesh.num_replicas
-        cut = next((cut for begin, cut in self.cuts.items() if name.startswith(begin)), None)
-        box = cut.part if cut is not None and cut.shape == row.tensors[0].shape else None
+        cut = find_cut(self.cuts, name)
+        own = cut if cut is not None and cut.shape == row.tensors[0].shape else None
         saved, part = len(row.tensors), name.partition("/")[0]
 
         def read(rank: int) -> Tensor:
-            return reader.read(name, rank, box)
+            return reader.read(name, rank, own)
 
         if row.kind == "own":
             return read(ranks.mesh.rank if saved == size else 0)
         is_optimizer = row.kind == "mean" and index.progress["parts"].get(part, {}).get("is_optimizer")
         if is_optimizer and not (part in self.number_of and self._goes_on(part, index, size)):
             return mean_of([read(rank) for rank in range(saved)])
-        found = move(row.kind, saved, ranks.mesh.rank, size, read)
+        mesh = self._mesh_of(name, ranks)
+        found = move(row.kind, saved, mesh.replica, mesh.num_replicas, read)
         assert found is not None, "there is something for every rank in all but own tensors"
         return found
+
+    def _mesh_of(self, name: str, ranks: Ranks) -> Mesh:
+        """The mesh whose replicas have the tensor, each its own."""
+        part = name.partition("/")[0]
+        woven = (number for number in self.weavings if name.startswith(memory_name(number)))
+        return self.meshes.get(self.number_of.get(part, next(woven, -1)), ranks.mesh)
 
 
 def goes_on(progress: Mapping[str, Any], number: int, consistency: str | None, size: int) -> bool:

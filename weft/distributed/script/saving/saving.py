@@ -13,7 +13,7 @@ It is the format of docs/checkpoints.md. Every rank calls both.
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -25,18 +25,23 @@ from torch import Tensor, nn
 
 from weft.atomic import use_new_folder
 from weft.distributed.group.group import AbstractGroup
+from weft.distributed.placement.whole import gather_whole
 from weft.distributed.script.saving.loading import restore
 from weft.distributed.script.saving.parts import has_state, state_of
 from weft.distributed.script.saving.reading import Wanted, part_from
+from weft.distributed.script.saving.stages import are_stages, check_names
 from weft.distributed.script.saving.taking import do_together, take_parts
+from weft.distributed.script.weaving.cuts import cut_of_tensor, entries_of
+from weft.distributed.script.weaving.dtensors import is_dtensor, whole_of
 from weft.distributed.script.weaving.weaving import Weaving, average_in_host_memory
 from weft.distributed.script.world.world import find_world
 from weft.errors import UsageError
 from weft.specs import Mesh
 from weft.training.checkpoint import Ranks, Snapshot, latest_checkpoint, write_checkpoint
 from weft.training.checkpoint.reading import checkpoints_in
+from weft.training.weights import is_weights, read_weights, write_weights
 
-__all__ = ["load", "read_state_dict", "save", "state_dict"]
+__all__ = ["export", "load", "read_state_dict", "save", "state_dict"]
 
 
 def save(path: str | os.PathLike[str], /, **parts: Any) -> None:
@@ -118,14 +123,14 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
     if weaving is None or world.num_ranks == 1:
         return _copy_of(model)
     with world.meeting("weft.state_dict"), weaving.use_consensus(), _use_mean_statistics(weaving):
-        return _copy_of(model)
+        return {**_copy_of(model), **_whole_tensors(model, weaving)}
 
 
 def read_state_dict(path: str | os.PathLike[str], part: str = "model") -> Any:
-    """A part of a checkpoint, by one process and without an object to write it into.
+    """A part of a checkpoint, or weights in plain files, by one process and without an object to write them into.
 
     Args:
-        path: as given to `save`.
+        path: as given to `save`; or a .safetensors file, or a folder of them as Hugging Face lays it out.
         part: as named there; of a model comes its `state_dict`, of an optimizer that of a whole one.
 
     Raises:
@@ -134,8 +139,51 @@ def read_state_dict(path: str | os.PathLike[str], part: str = "model") -> Any:
     Example:
         model.load_state_dict(weft.read_state_dict("checkpoint", "model"))
     """
+    if is_weights(Path(path)) or Path(path).is_file():
+        return read_weights(Path(path))
     found = _find(Path(path), Ranks(), Wanted(parts=[part]))
     return part_from(found.progress["parts"][part], found.entries)
+
+
+def export(path: str | os.PathLike[str], model: nn.Module, config: Mapping[str, Any] | None = None) -> None:
+    """Write the whole weights of a model to plain files that any tool reads; every rank calls it, and the first writes.
+
+    Args:
+        path: a file if its name ends in .safetensors, else a folder as Hugging Face lays it out. Neither exists yet.
+        model: woven or not.
+        config: for the config.json of a folder; by default that of the model, if it has one as transformers does.
+
+    Raises:
+        UsageError: there is something at the path already.
+        StorageError: it could not be written.
+
+    Example:
+        weft.export("trained", model)
+    """
+    world, state = find_world(), state_dict(model)
+    own = getattr(model, "config", None)
+    if config is None and callable(getattr(own, "to_dict", None)):
+        config = own.to_dict()  # type: ignore[union-attr]
+
+    def write() -> None:
+        if world.is_first:
+            tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+            write_weights(Path(path).absolute(), _once(model, tensors), config)
+
+    if world.num_ranks == 1:
+        write()
+        return
+    with world.meeting("weft.export", {"path": path}):
+        do_together(_ranks_in(world.group), write)
+
+
+def _once(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of tied tensors the first name alone, as Hugging Face has it."""
+    known: dict[int, str] = {}
+    for name, value in model.state_dict(keep_vars=True).items():
+        known.setdefault(id(value), name)
+    own = model.state_dict(keep_vars=True)
+    return {name: tensor for name, tensor in tensors.items() if name not in own or known[id(own[name])] == name}
 
 
 @contextmanager
@@ -143,7 +191,7 @@ def _use_mean_statistics(weaving: Weaving) -> Iterator[None]:
     """The mean of running statistics; then each rank has its own again, for to look at a model is not to train it."""
     buffers = list(weaving.buffers.values())
     before = [buffer.detach().clone() for buffer in buffers]
-    average_in_host_memory(weaving.world.group, buffers)
+    average_in_host_memory(weaving.world.replicas, buffers)
     try:
         yield
     finally:
@@ -154,9 +202,24 @@ def _use_mean_statistics(weaving: Weaving) -> Iterator[None]:
 
 def _copy_of(model: nn.Module) -> dict[str, Any]:
     def copy(value: Any) -> Any:
-        return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+        return whole_of(value.detach()).to("cpu", copy=True) if isinstance(value, Tensor) else value
 
     return {key: copy(value) for key, value in state_of(model).items()}
+
+
+def _whole_tensors(model: nn.Module, weaving: Weaving) -> dict[str, Tensor]:
+    """Those of which ranks of a plan hold parts, by their names in the state of the model. A collective call."""
+    assert weaving.replicas is not None, "there are several ranks"
+    if are_stages(weaving):
+        check_names("state_dict", model, weaving, _ranks_in(weaving.world.group))
+        tensors = {key: value for key, value in model.state_dict().items() if isinstance(value, Tensor)}
+        return gather_whole(weaving.world.group, lambda name: None, tensors)
+    mesh, entries = weaving.replicas.mesh, entries_of(weaving)
+    state = {key: value for key, value in model.state_dict(keep_vars=True).items() if id(value) in entries}
+    if mesh.num_ranks == mesh.num_replicas and not any(cut_of_tensor(t, weaving, entries) for t in state.values()):
+        return {}
+    found = weaving.replicas.placement.whole({entries[id(t)]: t for t in state.values() if not is_dtensor(t)})
+    return {key: found[entries[id(tensor)]] for key, tensor in state.items() if entries[id(tensor)] in found}
 
 
 def _ranks_in(group: AbstractGroup) -> Ranks:

@@ -18,6 +18,7 @@ from weft.distributed.script.saving.parts import (
 )
 from weft.distributed.script.saving.randomness import read_random
 from weft.distributed.script.saving.reading import FORMAT, RANDOM
+from weft.distributed.script.saving.stages import are_stages, check_names, join_structures
 from weft.distributed.script.saving.structure import Taken, take_apart
 from weft.distributed.script.saving.woven import (
     bring_memory,
@@ -124,10 +125,20 @@ class _Taking:
         value, rank = self.parts[name], self.ranks.mesh.rank
         if name in self.woven and isinstance(value, nn.Module):
             alike = {key.removeprefix(f"{name}/") for key in self.alike if key.startswith(f"{name}/")}
-            return bring_model(name, value, self.weavings[self.woven[name]], alike)
+            return self._bring_model(name, value, self.weavings[self.woven[name]], alike)
+        if name in self.woven and are_stages(self.weavings[self.woven[name]]):
+            return bring_own(name, take_part(name, value), is_object=True)
         if name in self.woven:
             return bring_optimizer(name, value, self.weavings[self.woven[name]], self.ranks)
         is_loader = id(value) in self._loaders
         if name in self.alike or is_loader:
             return bring_alike(self.taken[name], is_object=has_state(value), is_mine=rank == 0 or not is_loader)
         return bring_own(name, self.taken[name], is_object=has_state(value))
+
+    def _bring_model(self, name: str, model: nn.Module, weaving: Weaving, alike: set[str]) -> Brought:
+        if are_stages(weaving):
+            check_names(name, model, weaving, self.ranks)
+        brought = bring_model(name, model, weaving, alike)
+        if are_stages(weaving):
+            brought.facts["structure"] = join_structures(brought.facts["structure"], self.ranks)
+        return brought

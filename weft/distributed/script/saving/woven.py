@@ -12,16 +12,19 @@ names (`replicas.memory()`), behind `weft/weaving/0/`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from weft.distributed.placement.torch_steps import find_steps
-from weft.distributed.script.saving.parts import OWN, Brought, bring_alike, bring_own, state_of
+from weft.distributed.script.saving.parts import OWN, Brought, bring_alike, bring_own, entry_of, state_of
 from weft.distributed.script.saving.structure import take_apart
+from weft.distributed.script.weaving.cuts import cut_of_state, cut_of_tensor, entries_of
 from weft.distributed.script.weaving.weaving import Weaving
-from weft.training.checkpoint import Cut, Entry, Ranks
+from weft.specs import Mesh
+from weft.training.checkpoint import Cut, Entry, Kind, Ranks
 
 __all__ = [
     "bring_memory",
@@ -30,9 +33,13 @@ __all__ = [
     "buffers_of",
     "consistency_of",
     "cuts_of",
+    "cuts_of_model",
+    "cuts_of_optimizer",
     "facts_of",
+    "find_cut",
     "is_at_servers",
     "memory_name",
+    "mesh_of",
     "slots_of",
 ]
 
@@ -67,14 +74,12 @@ def bring_model(name: str, model: nn.Module, weaving: Weaving, alike: set[str]) 
     Args:
         alike: buffers that all ranks have alike.
     """
-    taken, buffers = take_apart(name, state_of(model)), buffers_of(model)
+    taken, buffers, cuts = take_apart(name, state_of(model)), buffers_of(model), cuts_of_model(name, model, weaving)
     entries = {}
     for key, tensor in taken.tensors.items():
         buffer = key.removeprefix(f"{name}/")
-        if buffer in buffers:
-            entries[key] = Entry(tensor, "global" if buffer in alike else "mean")
-        else:
-            entries[key] = Entry(tensor)
+        kind: Kind = "mean" if buffer in buffers and buffer not in alike else "global"
+        entries[key] = entry_of(tensor, kind, cuts.get(key), mesh_of(weaving).replica)
     if consistency_of(weaving) is not None:
         entries |= {f"{OWN}{name}/{key}": Entry(own, "own") for key, own in _own_weights(model, weaving).items()}
     return Brought({"is_object": True, "structure": taken.structure}, entries)
@@ -91,7 +96,12 @@ def bring_memory(number: int, weaving: Weaving) -> dict[str, Entry]:
     """The memory of the plan. Weights that servers hold in full are what all stand for, and in the model."""
     assert weaving.replicas is not None, "there are several ranks"
     memory = weaving.replicas.memory()
-    return {memory_name(number, key): entry for key, entry in memory.items() if not key.startswith("parameter/")}
+    replica = weaving.replicas.mesh.replica
+    return {
+        memory_name(number, key): replace(entry, replica=replica)
+        for key, entry in memory.items()
+        if not key.startswith("parameter/")
+    }
 
 
 def memory_name(number: int, key: str = "") -> str:
@@ -107,7 +117,10 @@ def bring_optimizer(name: str, optimizer: torch.optim.Optimizer, weaving: Weavin
         return _bring_from_servers(name, optimizer, weaving, ranks.mesh.rank)
     if find_steps(optimizer) is not None:
         return _bring_pieces(name, optimizer, ranks)
-    taken = take_apart(name, optimizer.state_dict())
+    taken, cuts = take_apart(name, optimizer.state_dict()), cuts_of_optimizer(name, optimizer, weaving)
+    if cuts and consistency_of(weaving) is None:
+        entries = {key: entry_of(tensor, "global", find_cut(cuts, key)) for key, tensor in taken.tensors.items()}
+        return Brought({"is_object": True, "structure": taken.structure}, entries)
     if consistency_of(weaving) is None:
         return bring_alike(taken, is_object=True, is_mine=weaving.plan.is_synchronous or ranks.mesh.rank == 0)
     shapes = {key: [str(tensor.dtype), list(tensor.shape)] for key, tensor in taken.tensors.items()}
@@ -135,7 +148,7 @@ def _bring_pieces(name: str, optimizer: torch.optim.Optimizer, ranks: Ranks) -> 
     for number, parameter in enumerate(_parameters_of(optimizer)):
         taken = take_apart(f"{name}/state/{number}", dict(steps.state_of(optimizer, parameter)))
         cut = steps.cut_of(parameter)
-        entries |= {key: _entry(tensor, cut) for key, tensor in taken.tensors.items()}
+        entries |= {key: entry_of(tensor, "global", cut) for key, tensor in taken.tensors.items()}
         if taken.structure:
             structures[str(number)] = taken.structure
     everyone = {int(number): found for said in ranks.gather_json(structures) for number, found in said.items()}
@@ -145,18 +158,42 @@ def _bring_pieces(name: str, optimizer: torch.optim.Optimizer, ranks: Ranks) -> 
     return Brought({"is_object": True, "structure": {"state": state, "param_groups": groups.structure}}, entries)
 
 
-def _entry(tensor: Tensor, cut: Cut | None) -> Entry:
-    """The whole all the same where it is a number about the parameter, such as a count of steps."""
-    return Entry(tensor, cut=cut if cut is not None and tuple(tensor.shape) == cut.part.length else None)
+# Cuts.
 
 
-def cuts_of(name: str, optimizer: torch.optim.Optimizer) -> dict[str, Cut]:
-    """The parts that this rank needs of an optimizer's state, by what names of tensors begin with."""
-    steps = find_steps(optimizer)
-    if steps is None:
-        return {}
-    cuts = {f"{name}/state/{number}/": steps.cut_of(p) for number, p in enumerate(_parameters_of(optimizer))}
+def cuts_of(name: str, part: Any, weaving: Weaving | None) -> dict[str, Cut]:
+    """The parts that this rank holds of the tensors of a model or optimizer, by their names, or by what they begin with
+    and a slash."""
+    if isinstance(part, nn.Module):
+        return cuts_of_model(name, part, weaving)
+    return cuts_of_optimizer(name, part, weaving) if isinstance(part, torch.optim.Optimizer) else {}
+
+
+def cuts_of_model(name: str, model: nn.Module, weaving: Weaving | None) -> dict[str, Cut]:
+    entries, state = entries_of(weaving), model.state_dict(keep_vars=True)
+    tensors = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+    cuts = {f"{name}/{key}": cut_of_tensor(tensor, weaving, entries) for key, tensor in tensors.items()}
+    return {key: cut for key, cut in cuts.items() if cut is not None}
+
+
+def cuts_of_optimizer(name: str, optimizer: torch.optim.Optimizer, weaving: Weaving | None) -> dict[str, Cut]:
+    """Of state that has the shape of its parameter."""
+    steps, entries = find_steps(optimizer), entries_of(weaving)
+    cuts = {
+        f"{name}/state/{number}/": steps.cut_of(p) if steps is not None else cut_of_state(p, weaving, entries)
+        for number, p in enumerate(_parameters_of(optimizer))
+    }
     return {begin: cut for begin, cut in cuts.items() if cut is not None}
+
+
+def find_cut(cuts: Mapping[str, Cut], name: str) -> Cut | None:
+    """That of a tensor, by its name or by what that begins with."""
+    begun = (cut for begin, cut in cuts.items() if begin.endswith("/") and name.startswith(begin))
+    return cuts.get(name) or next(begun, None)
+
+
+def mesh_of(weaving: Weaving) -> Mesh:
+    return weaving.replicas.mesh if weaving.replicas is not None else Mesh()
 
 
 def slots_of(

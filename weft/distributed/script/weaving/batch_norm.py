@@ -88,7 +88,7 @@ def _normalize_over_all(weaving: Weaving, module: Any, x: Tensor) -> Tensor:
     weight = weaving.share.weight
     factor = weight if weaving.loss == "mean" else float(weight > 0)
     y, mean, variance, count = _GlobalNorm.apply(  # type: ignore[no-untyped-call]
-        x, module.weight, module.bias, module.eps, factor, weaving.world.group
+        x, module.weight, module.bias, module.eps, factor, weaving.world.replicas
     )
     if module.track_running_stats:
         module.num_batches_tracked.add_(1)

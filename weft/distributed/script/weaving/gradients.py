@@ -8,19 +8,34 @@ when it ends  netD, then netG: waited for in the order of the models, on every r
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import final
+from typing import Protocol, final
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
 
 from weft.distributed.placement.exchange import GradientExchange
+from weft.distributed.placement.shares import MeasuredShares
 from weft.distributed.script.data.batch_share import BatchShare
+from weft.distributed.script.weaving.dtensors import as_dtensor, lay_out_gradient, local_of
 from weft.distributed.script.weaving.incoming import IncomingGradients, Loss, factor_of_loss
 from weft.errors import UsageError
 from weft.torch_private import shares_memory
 
-__all__ = ["Backward", "GradientHooks"]
+__all__ = ["Backward", "GradientHooks", "ModelGradients"]
+
+
+class ModelGradients(Protocol):
+    """The gradients of one model in the backward calls of a weaving."""
+
+    index: int  # of the model
+    is_owed: bool  # what backward left inside of no_sync is in the parameters
+
+    @property
+    def has_gradients(self) -> bool: ...
+
+    def end(self) -> None:
+        """A backward in which it had a part is over."""
 
 
 @final
@@ -32,28 +47,42 @@ class Backward:
 
     Args:
         parameters: that are trained, of all models.
+        is_weighted: what comes to the parameters has the weight of this rank's share already, by `factor`.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], share: BatchShare, num_ranks: int, loss: Loss = "mean") -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        share: BatchShare,
+        num_ranks: int,
+        loss: Loss = "mean",
+        *,
+        is_weighted: bool = False,
+    ) -> None:
         self._parameters = parameters
         self._share = share
         self._num_ranks = num_ranks
         self._loss: Loss = loss
-        self._is_scaled = False  # incoming gradients are multiplied by this rank's share, and all ranks count alike
-        self.models: list[GradientHooks] = []
-        self._running: list[GradientHooks] = []
+        # Incoming gradients are multiplied by this rank's share, and all ranks count alike.
+        self._is_scaled = is_weighted
+        self.models: list[ModelGradients] = []
+        self._running: list[ModelGradients] = []
+        self.dealer: MeasuredShares | None = None
+        """Of shares by measured speed, and beside it `gather`, of a tensor of every rank."""
+        self.gather: Callable[[Tensor], Sequence[Tensor]] = lambda tensor: (tensor,)
         self.is_held = False  # inside of no_sync
         self.exchanged: set[str] = set()
         """Parameters whose gradients have been exchanged since the step that used them last."""
-        if loss == "sum":
-            IncomingGradients(parameters, self._factor)
+        if loss == "sum" and not is_weighted:
+            IncomingGradients(parameters, self.factor)
 
     @property
-    def weight(self) -> float:
-        """With which this rank's gradients count in the exchange."""
-        return 1.0 / self._num_ranks if self._is_scaled else self._share.weight
+    def weight(self) -> float | None:
+        """With which this rank's gradients count in the exchange; None for as much as those of the others."""
+        return None if self._is_scaled else self._share.weight
 
-    def _factor(self) -> float:
+    def factor(self) -> float:
+        """By which gradients are multiplied before they are exchanged."""
         factor = factor_of_loss(self._loss, self._share.weight)
         return factor * self._share.weight * self._num_ranks if self._is_scaled else factor
 
@@ -63,7 +92,7 @@ class Backward:
         if not self._is_scaled:  # once for all: what is added up here counts each with the share of its own batch
             self._is_scaled = True
             if self._loss == "mean":
-                IncomingGradients(self._parameters, self._factor)
+                IncomingGradients(self._parameters, self.factor)
         before, self.is_held = self.is_held, True
         try:
             yield
@@ -86,7 +115,7 @@ class Backward:
         found = {name: parameters[name].grad for name in unseen}
         return {name: gradient for name, gradient in found.items() if gradient is not None}
 
-    def begin(self, model: "GradientHooks") -> None:
+    def begin(self, model: "ModelGradients") -> None:
         if not self._running:
             # autograd calls it when the whole of this backward is done, as DDP has it do.
             Variable._execution_engine.queue_callback(self._end)
@@ -94,9 +123,13 @@ class Backward:
 
     def _end(self) -> None:
         running, self._running = self._running, []
+        if self.dealer is not None:
+            self.dealer.stop()
         # In one order on all ranks, whichever model's gradients came first: they wait for each other.
         for model in sorted(running, key=lambda model: model.index):
             model.end()
+        if self.dealer is not None:
+            self.dealer.end_step(self.gather)
 
 
 @final
@@ -139,15 +172,16 @@ class GradientHooks:
                 self._is_running, self._untouched = True, set(self._parameters)
                 weight = self._backward.weight
                 self._exchange.begin(weight)
-                self._is_empty = not weight
+                self._is_empty = weight == 0.0
                 self._backward.begin(self)
+            lay_out_gradient(parameter)
             # Views on the way back give two parameters one piece of memory, which would be averaged twice in place.
-            if parameter.grad is not None and shares_memory(parameter.grad):
+            if parameter.grad is not None and shares_memory(local_of(parameter.grad)):
                 parameter.grad = parameter.grad.clone()
             if self._is_empty and parameter.grad is not None:  # 0 times infinite would be no 0 on the other ranks
                 parameter.grad.zero_()
             self._untouched.discard(name)
-            self._exchange.add(name, parameter.grad)
+            self._exchange.add(name, _local_gradient(parameter))
 
         return add
 
@@ -161,7 +195,7 @@ class GradientHooks:
         self._is_running = self.is_owed = False
         for name in self._parameters:
             if name in self._untouched:  # what an earlier backward left there counts, should another rank add to it
-                self._exchange.add(name, self._parameters[name].grad)
+                self._exchange.add(name, _local_gradient(self._parameters[name]))
         with self._waiting:
             _, sums = self._exchange.wait()
         own: list[Tensor] = []
@@ -174,10 +208,15 @@ class GradientHooks:
             exchanged.add(name)
             if total is parameter.grad:
                 continue
-            if parameter.grad is None:
-                parameter.grad = total.clone()
-            else:
-                own.append(parameter.grad)
+            gradient = _local_gradient(parameter)
+            if gradient is None:
+                parameter.grad = as_dtensor(total.clone(), parameter)
+            elif total is not gradient:
+                own.append(gradient)
                 packed.append(total)
         if own:  # one call for all: they are small and many
             torch._foreach_copy_(own, packed)
+
+
+def _local_gradient(parameter: Tensor) -> Tensor | None:
+    return None if parameter.grad is None else local_of(parameter.grad)

@@ -22,7 +22,7 @@ def all_losses(weaving: Weaving, closure: Callable[[], Any]) -> Callable[[], Any
         factor = weight if weaving.loss == "mean" else float(weight > 0)
         own = float(loss.detach() if isinstance(loss, Tensor) else loss)
         total = torch.tensor([own * factor if factor else 0.0], dtype=torch.float64)
-        weaving.world.group.all_reduce(total)
+        weaving.world.replicas.all_reduce(total)
         return loss.detach().new_tensor(total.item()) if isinstance(loss, Tensor) else total.item()
 
     return call

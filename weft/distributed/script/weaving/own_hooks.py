@@ -30,11 +30,11 @@ def use_bare(attached: Sequence[Attachment]) -> Iterator[None]:
 class OwnHook:
     """Calls a function; what a copy, or a pickle, has in its place takes any arguments and does nothing."""
 
-    def __init__(self, call: Callable[..., None]) -> None:
+    def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
-    def __call__(self, *arguments: Any) -> None:
-        self._call(*arguments)
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")

@@ -29,8 +29,8 @@ def check_same_gradients(world: World, gradients: Mapping[str, Tensor]) -> None:
     names = list(gradients)
     facts = {"gradients that no backward has exchanged": ", ".join(names)}
     with world.meeting("optimizer.step", facts, same_line=False):
-        digests = torch.empty(world.group.size, len(names), dtype=torch.int64)
-        world.group.all_gather(digests, torch.tensor([[_digest(gradients[name]) for name in names]]))
+        digests = torch.empty(world.replicas.size, len(names), dtype=torch.int64)
+        world.replicas.all_gather(digests, torch.tensor([[_digest(gradients[name]) for name in names]]))
     differing = (digests != digests[0]).any(0).tolist()
     if any(differing):
         name = names[differing.index(True)]

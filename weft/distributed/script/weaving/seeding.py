@@ -1,4 +1,4 @@
-"""Random numbers of ranks: rank 0 has those of one process, every other its own."""
+"""Random numbers of ranks: those of the first replica have the ones of one process, every other replica its own."""
 
 import random
 import sys
@@ -13,13 +13,13 @@ __all__ = ["reseed"]
 
 
 def reseed(world: World) -> None:
-    """Give ranks other than 0 random streams of their own, from rank 0's seed: dropout would draw the same masks for
-    different samples. A collective call."""
+    """Give ranks of other replicas random streams of their own, from rank 0's seed: dropout would draw the same masks
+    for different samples. A collective call."""
     seed = torch.tensor([torch.initial_seed() % 2**62])
     world.group.broadcast(seed)
-    if world.is_first:
+    if world.mesh.replica == 0:
         return
-    own = derive_seed(int(seed), f"rank/{world.rank}")
+    own = derive_seed(int(seed), f"rank/{world.mesh.replica}")
     torch.manual_seed(own)
     if isinstance(world.place, LaunchedPlace):  # virtual ranks share these with all others
         random.seed(own)

@@ -14,14 +14,18 @@ import torch
 from torch import Tensor
 
 from weft.distributed.codecs import make_codec
-from weft.distributed.placement import DataParallel
+from weft.distributed.placement import DataParallel, ShardedModel
 from weft.distributed.placement.exchange import GradientExchange
 from weft.distributed.script.weaving.gradients import Backward, GradientHooks
+from weft.distributed.script.weaving.incoming import IncomingGradients
 from weft.distributed.script.weaving.losses import close_over_all
 from weft.distributed.script.weaving.names import prefix_of
+from weft.distributed.script.weaving.pieces import PieceGradients
+from weft.distributed.script.weaving.placing import place_models, weigh_models
 from weft.distributed.script.weaving.same_gradients import check_same_gradients
 from weft.distributed.script.weaving.steps import check_parameters
 from weft.distributed.script.weaving.weaving import Weaving, weavings_of
+from weft.training.weighting import Weighting
 
 __all__ = ["exchange_in_backward"]
 
@@ -29,22 +33,36 @@ __all__ = ["exchange_in_backward"]
 def exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
     """Hang the exchange of each model on its backward, and the checks of a step on the optimizers."""
     world, group, num_models = weaving.world, replicas.group, len(weaving.models)
+    place_models(weaving, replicas.placement)
     number = 1 + sum(len(woven.models) for woven in weavings_of(world))  # of its first model, among all that are woven
     for optimizer in weaving.optimizers:
         replicas.placement.take_over(optimizer, weaving.parameters)  # first, for it may refuse
-        if weaving.plan.shard > 1:
+        if weaving.plan.shard > 1 and not weaving.plan.splits_parameters:
             _note_steps(optimizer, world.waiting("optimizer.step", group))
     replicas.join(weaving.state)
-    trained = weaving.trained
-    weaving.backward = Backward(list(trained.values()), weaving.share, group.size, weaving.loss)
+    trained, weighting = weaving.trained, replicas.placement.weighting
+    if weighting is None and weaving.reduced:  # FSDP takes the plain mean
+        weighting = Weighting()
+    kept = [parameter for parameter in trained.values() if id(parameter) not in weaving.reduced]
+    weaving.backward = Backward(kept, weaving.share, group.size, weaving.loss, is_weighted=weighting is not None)
+    weaving.backward.dealer, weaving.backward.gather = replicas.shares, replicas.gather
+    if weighting is not None:
+        weigh_models(weaving, weighting, weaving.backward.factor)
+    replicas.exchange.keeps_sums = True
+    _scale_parts(weaving, replicas)
     for index in range(num_models):
         prefix = prefix_of(index, num_models)
-        own = {name: parameter for name, parameter in trained.items() if name.startswith(prefix)}
+        own = {name: p for name, p in trained.items() if name.startswith(prefix) and id(p) not in weaving.reduced}
         exchange, alone = replicas.exchange, group
         if num_models > 1:
             alone = group.split(0, group.rank)
             weaving.keep_open(closing(alone))
             exchange = GradientExchange(alone, own, make_codec(weaving.plan.compress))
+        if isinstance(replicas.placement, ShardedModel):
+            PieceGradients(
+                weaving, replicas.placement.blocks, exchange, weaving.backward, world.waiting("forward", group)
+            )
+            continue
         kind = "backward" if number + index == num_models == 1 else f"backward of model {number + index}"
         GradientHooks(own, exchange, weaving.backward, index, world.waiting(kind, alone))
     for optimizer, updated in zip(weaving.optimizers, weaving.updated, strict=True):
@@ -52,6 +70,15 @@ def exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
         before: Any = optimizer._optimizer_step_pre_hooks
         before.move_to_end(hook.id, last=False)  # before pieces stand for parameters
         optimizer.register_step_post_hook(partial(_after_step, weaving, updated))
+
+
+def _scale_parts(weaving: Weaving, replicas: DataParallel) -> None:
+    """Gradients that ranks of one replica have in terms (of some rows of pictures each) are added up, and what was in
+    them before is not: N terms come in N times as large, and their mean goes out."""
+    num_terms = replicas.mesh.size("tensor")
+    terms = [p for name, p in weaving.trained.items() if "tensor" in replicas.placement.reduced_over(name)]
+    if num_terms > 1 and terms:
+        IncomingGradients(terms, lambda: float(num_terms))
 
 
 def _note_steps(optimizer: torch.optim.Optimizer, waiting: AbstractContextManager[None]) -> None:
@@ -79,7 +106,8 @@ def _before_step(
     weaving.backward.check_exchanged()
     changed = close_over_all(weaving, arguments, options) if len(arguments) > 1 or options else None
     if changed is None:  # else the closure brings the gradients
-        check_same_gradients(weaving.world, weaving.backward.not_exchanged(own))
+        left = {name: parameter for name, parameter in own.items() if id(parameter) not in weaving.reduced}
+        check_same_gradients(weaving.world, weaving.backward.not_exchanged(left))
     return changed
 
 

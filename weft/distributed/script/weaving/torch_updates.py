@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from weft.distributed.codecs import Piece
 from weft.distributed.consistency.server.tuning import AbstractTunedOptimizer
 from weft.errors import PlanError
-from weft.training.optimizers import AbstractOptimizer, OptimizerState, Scope, Shared
+from weft.training.optimizers import AbstractOptimizer, OptimizerState, Scope, Shared, WholeNorms
 from weft.training.optimizers.torch_optimizer import as_slots, clone_over, needs_closure, scope_of
 
 __all__ = ["OwnUpdates", "ShardUpdates", "changes_of", "settings_of_groups", "write_slots"]
@@ -63,7 +63,7 @@ def changes_of(settings: Settings, before: Settings) -> str | None:
 
 def joint_scope(optimizers: Optimizers) -> Scope:
     """That of all together."""
-    return "element" if all(scope_of(type(optimizer)) == "element" for optimizer in optimizers) else "layer"
+    return "element" if all(scope_of(type(optimizer)) == "element" for optimizer in optimizers) else "tensor"
 
 
 @final
@@ -116,6 +116,7 @@ class OwnUpdates(AbstractOptimizer):
         parameters: Mapping[str, Tensor],
         state: OptimizerState,
         lr: float,
+        whole_norms: WholeNorms | None = None,
     ) -> OptimizerState:
         for name in self._names[self._turn]:  # gradients of the other optimizers wait for their own turns
             parameter = parameters.get(name)
@@ -242,6 +243,7 @@ class ShardUpdates(AbstractTunedOptimizer):
         parameters: Mapping[str, Tensor],
         state: OptimizerState,
         lr: float,
+        whole_norms: WholeNorms | None = None,
     ) -> OptimizerState:
         if state is not self._state:
             self._load(state)

@@ -9,7 +9,7 @@ Other plans (local, elastic, gossip, servers) take their steps in `step` instead
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar, overload
 
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from weft.distributed.consistency.server import Settings
+from weft.distributed.consistency.server import ServedReplicas, Settings
 from weft.distributed.place import AbstractPlace, LaunchedPlace
 from weft.distributed.placement import DataParallel
 from weft.distributed.placement.cut import cut_evenly
@@ -35,18 +35,23 @@ from weft.distributed.script.weaving.checks import (
     device_of,
     plan_for,
 )
+from weft.distributed.script.weaving.clipping import clip_by_whole_norm
+from weft.distributed.script.weaving.cuts import cut_whole_states
 from weft.distributed.script.weaving.ends import close_at_end
 from weft.distributed.script.weaving.incoming import Loss
 from weft.distributed.script.weaving.model_facts import describe_woven
 from weft.distributed.script.weaving.observing import observe
+from weft.distributed.script.weaving.one_replica import begin_alike
 from weft.distributed.script.weaving.own_hooks import OwnHook
 from weft.distributed.script.weaving.seeding import reseed
+from weft.distributed.script.weaving.stages import ScriptStages, check_stages
 from weft.distributed.script.weaving.steps import (
     OptimizerSteps,
     check_optimizers_fit,
     takes_own_steps,
 )
 from weft.distributed.script.weaving.synchronous import exchange_in_backward
+from weft.distributed.script.weaving.torch_parallel import find_torch_parallel, use_torch_parallel
 from weft.distributed.script.weaving.torch_save import guard_torch_save
 from weft.distributed.script.weaving.torch_updates import OwnUpdates, ShardUpdates
 from weft.distributed.script.weaving.weaving import Weaving, weavings_of
@@ -71,6 +76,8 @@ def weave(
     loss: Loss = "mean",
     weight: Callable[[Any], Any] | None = None,
     batch_norm: Literal["local", "global"] = "local",
+    rules: Mapping[str, str] | None = None,
+    mesh: Any = None,
 ) -> tuple[ModelT, OptimizerT, Any]: ...
 
 
@@ -84,6 +91,8 @@ def weave(
     loss: Loss = "mean",
     weight: Callable[[Any], Any] | None = None,
     batch_norm: Literal["local", "global"] = "local",
+    rules: Mapping[str, str] | None = None,
+    mesh: Any = None,
 ) -> tuple[Any, Any, Any]: ...
 
 
@@ -96,6 +105,8 @@ def weave(
     loss: Loss = "mean",
     weight: Callable[[Any], Any] | None = None,
     batch_norm: Literal["local", "global"] = "local",
+    rules: Mapping[str, str] | None = None,
+    mesh: Any = None,
 ) -> tuple[Any, Any, Any]:
     """Train the same script on every rank that was started, with the result that one process would give.
 
@@ -123,6 +134,9 @@ def weave(
         loss: whether the script's loss is the mean over the items of its batch, or their sum.
         weight: the number of items that the loss of a batch is a mean over (tokens, say); by default its samples.
         batch_norm: of a rank's own samples, or of those of all ranks.
+        rules: from globs of modules' names to how plans split such layers ("column", "row", ...); the first that fits.
+        mesh: of a model that PyTorch has parallelised: the dimension of its DeviceMesh over which samples differ, as
+            `device_mesh["dp"]`. DTensors and FSDP modules say it by themselves; for stages of a pipeline it is needed.
 
     Returns:
         Model, optimizer and loader, the first two as they were given.
@@ -144,21 +158,35 @@ def weave(
     check_new(world, models, optimizers)
     if loader is not None:
         check_loader(loader)
-    wanted = plan_for(plan, world)
-    check_optimizers_fit(wanted, optimizers)
-    if not wanted.is_synchronous and batch_norm == "global" and find_batch_norms(models):
-        raise PlanError(f"global batch norm needs ranks that meet in every step (plan: {wanted}); use local")
+    wanted = _check_plan(plan_for(plan, world), models, optimizers, batch_norm)
     carried_out = wanted if world.num_ranks > 1 else Plan()
-    weaving = Weaving(world, carried_out, models, optimizers, make_share(world, weight), loss)
+    laid_out = find_torch_parallel(models, mesh, carried_out, world.rank, world.num_ranks)
+    world.follow(carried_out, laid_out.mesh if laid_out else None)
+    weaving = Weaving(world, carried_out, models, optimizers, make_share(world, weight), loss, laid_out)
     world.supervision.tell(PlanChosen(str(weaving.plan)))
     if world.num_ranks > 1:
-        _join(weaving, batch_norm)
+        _join(weaving, batch_norm, tuple((rules or {}).items()))
     if loader is not None:
         weaving.loader = TrainingLoader(loader, world, weaving)
     _register(weaving)
     if world.supervision.observers:
         observe(world.supervision.tell, weaving)
     return model, optimizer, weaving.loader
+
+
+def _check_plan(
+    plan: Plan, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], batch_norm: str
+) -> Plan:
+    """The plan, if it can be carried out with these."""
+    check_optimizers_fit(plan, optimizers)
+    if not plan.is_synchronous and batch_norm == "global" and find_batch_norms(models):
+        raise PlanError(f"global batch norm needs ranks that meet in every step (plan: {plan}); use local")
+    if plan.splits_model and takes_own_steps(plan):
+        raise PlanError(
+            f"ranks of a script that hold parts of a model update together in every step (plan: {plan}); "
+            "use consistency=sync and topology=native, or train a recipe with `weft run`"
+        )
+    return plan
 
 
 def _register(weaving: Weaving) -> None:
@@ -179,16 +207,21 @@ def _without(world: World, gone: object) -> list[Any]:
     return [weaving for weaving in world.weavings if weaving is not gone]
 
 
-def _join(weaving: Weaving, batch_norm: str) -> None:
+def _join(weaving: Weaving, batch_norm: str, rules: tuple[tuple[str, str], ...]) -> None:
     """Become one of the ranks; a process that is a server and nothing else serves, and leaves the script."""
     world, plan = weaving.world, weaving.plan
     _check_first_at_servers(weaving)
-    settings = {"plan": plan, "loss": weaving.loss, "batch_norm": batch_norm}
-    with world.meeting("weft.weave", describe_woven(weaving.models, weaving.optimizers, **settings), same_line=False):
-        _join_others(weaving, batch_norm)
+    if plan.pipeline > 1:
+        check_stages(weaving)
+    settings = {"plan": plan, "loss": weaving.loss, "batch_norm": batch_norm, "rules": rules}
+    laid_out = weaving.torch_parallel
+    models, optimizers = (weaving.models, weaving.optimizers) if not (laid_out and laid_out.differs) else ((), ())
+    facts = describe_woven(models, optimizers, **settings)
+    with world.meeting("weft.weave", facts, same_line=False):
+        _join_others(weaving, batch_norm, rules)
 
 
-def _join_others(weaving: Weaving, batch_norm: str) -> None:
+def _join_others(weaving: Weaving, batch_norm: str, rules: tuple[tuple[str, str], ...]) -> None:
     world, plan = weaving.world, weaving.plan
     place = _place_on(world.place, device_of(weaving.models))
     guard_torch_save(world)
@@ -201,8 +234,12 @@ def _join_others(weaving: Weaving, batch_norm: str) -> None:
         replay=world.supervision.replay,
         whole_gradients=True,
         make_updates=partial(_updates_of_shard, weaving),
+        rules=rules,
     )
-    replicas = weaving.keep_open(realise(plan, place, spec))
+    laid_out = weaving.torch_parallel
+    replicas = weaving.keep_open(
+        realise(plan, place, spec) if laid_out is None else use_torch_parallel(laid_out, plan, place)
+    )
     if replicas is None:
         weaving.close()
         raise SystemExit(0)
@@ -212,9 +249,19 @@ def _join_others(weaving: Weaving, batch_norm: str) -> None:
     else:
         use_local_batch_norm(weaving)
     weaving.replicas = replicas
-    if not takes_own_steps(plan):
+    if isinstance(replicas, DataParallel | ServedReplicas):
+        world.dealer = replicas.shares
+    if plan.pipeline > 1:
         assert isinstance(replicas, DataParallel), "synchronous ranks of a group"
+        clip_by_whole_norm()
+        weaving.stages = ScriptStages(weaving, replicas)
+    elif not takes_own_steps(plan):
+        assert isinstance(replicas, DataParallel), "synchronous ranks of a group"
+        if plan.splits_parameters:
+            begin_alike(weaving)
+        clip_by_whole_norm()
         exchange_in_backward(weaving, replicas)
+        cut_whole_states(weaving)
     else:
         replicas.join(weaving.state)
         weaving.updates = updates

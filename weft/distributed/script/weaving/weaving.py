@@ -8,7 +8,7 @@ Where ranks are synchronous all of these are the same weights.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, cast, final
 
 import torch
@@ -17,14 +17,18 @@ from torch import Tensor, nn
 from weft.distributed.codecs import write
 from weft.distributed.consistency.server import ServedReplicas
 from weft.distributed.group.group import AbstractGroup
+from weft.distributed.placement import DataParallel
 from weft.distributed.placement.statistics import average_statistics
 from weft.distributed.script.data.batch_share import BatchShare
 from weft.distributed.script.data.epochs import AbstractEpochs
 from weft.distributed.script.weaving.consensus import agreed_weights
+from weft.distributed.script.weaving.dtensors import as_trained
 from weft.distributed.script.weaving.gradients import Backward
 from weft.distributed.script.weaving.incoming import Loss
 from weft.distributed.script.weaving.names import name_buffers, name_parameters, parameters_of
 from weft.distributed.script.weaving.own_hooks import Attachment
+from weft.distributed.script.weaving.stage_seam import AbstractStages
+from weft.distributed.script.weaving.torch_parallel import TorchParallel
 from weft.distributed.script.weaving.torch_updates import OwnUpdates, write_slots
 from weft.distributed.script.weaving.writes import ParameterWrites
 from weft.distributed.script.world.world import World
@@ -45,6 +49,7 @@ class Weaving(AbstractEpochs):
     """Args:
     share: this rank's part of the batch that was handed out last.
     loss: of the script: over the items of a batch.
+    torch_parallel: how PyTorch has laid out the models, where it has.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class Weaving(AbstractEpochs):
         optimizers: Sequence[torch.optim.Optimizer],
         share: BatchShare,
         loss: Loss = "mean",
+        torch_parallel: TorchParallel | None = None,
     ) -> None:
         self.world = world
         self.plan = plan
@@ -66,9 +72,11 @@ class Weaving(AbstractEpochs):
         self.updated = [parameters_of(optimizer, self.parameters) for optimizer in optimizers]  # by each optimizer
         self.replicas: AbstractReplicas | None = None  # none in one process
         self.backward: Backward | None = None  # where gradients are exchanged in it
+        self.stages: AbstractStages | None = None  # where the model is cut into some
         self.updates: OwnUpdates | None = None  # where a plan's steps are taken at optimizer.step()
         self.writes: ParameterWrites | None = None  # where servers hold the weights
         self.attached: list[Attachment] = []  # to modules
+        self.torch_parallel = torch_parallel
         self.num_steps = 0  # calls of optimizer.step()
         self._share = share
         self._opened = ExitStack()
@@ -87,12 +95,18 @@ class Weaving(AbstractEpochs):
         return name_buffers(self.models)
 
     @property
+    def reduced(self) -> frozenset[int]:
+        """Parameters whose gradients PyTorch averages, by identity."""
+        return self.torch_parallel.reduced if self.torch_parallel is not None else frozenset()
+
+    @property
     def trained(self) -> dict[str, nn.Parameter]:
         return {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
 
     @property
     def state(self) -> State:
-        return State(dict(self.parameters), self.buffers, torch.empty(0))
+        own = {name: parameter for name, parameter in self.parameters.items() if id(parameter) not in self.reduced}
+        return State({name: as_trained(parameter) for name, parameter in own.items()}, self.buffers, torch.empty(0))
 
     # Epochs and the consensus.
 
@@ -107,7 +121,7 @@ class Weaving(AbstractEpochs):
         # Ranks at a pace of their own may leave a step out, each by itself.
         facts = {"number of optimizer steps": self.num_steps} if self.plan.is_synchronous else {}
         with self.world.meeting("end of an epoch", facts, same_line=False):
-            average_in_host_memory(self.world.group, self.buffers.values())
+            average_in_host_memory(self.world.replicas, self.buffers.values())
             self.enter_consensus()
 
     def _check_models(self) -> None:
@@ -125,7 +139,11 @@ class Weaving(AbstractEpochs):
         was_held = self._is_held
         self.enter_consensus()
         try:
-            yield
+            with (
+                self.replicas.placement.use_whole() if self.replicas is not None else nullcontext(),
+                self.stages.use_slots() if self.stages is not None else nullcontext(),
+            ):
+                yield
         finally:
             if not was_held:
                 self.leave_consensus()
@@ -136,6 +154,8 @@ class Weaving(AbstractEpochs):
             self.writes.check()
         self.agree_on_loading()
         agreed = None if self._is_held else agreed_weights(self.replicas, self.world.group)
+        if self.stages is not None:
+            self.stages.gather()
         self._is_held = True
         if agreed is not None:
             self._home = {name: self.parameters[name].detach().clone() for name in agreed}
@@ -209,6 +229,10 @@ class Weaving(AbstractEpochs):
         Args:
             keeps_state: of optimizers at servers that state stays which they have; else it becomes rank 0's own.
         """
+        if self.stages is not None:
+            self._loaded.clear()
+            self.stages.begin_again()
+            return
         slots = self.collect_slots() if keeps_state else self._own_slots()
         self.restore(slots)
 
@@ -227,7 +251,10 @@ class Weaving(AbstractEpochs):
         self._home = None
         self._rounds_missed = 0
         self._loaded.clear()
-        broadcast_in_host_memory(self.world.group, [*self.parameters.values(), *self.buffers.values()])
+        if isinstance(self.replicas, DataParallel):
+            self.replicas.level(self.state)  # of those that hold the same parts
+        else:
+            broadcast_in_host_memory(self.world.group, [*self.parameters.values(), *self.buffers.values()])
         if self.replicas is None:
             return
         entries = {f"slot/{name}/{slot}": Entry(t) for name, own in (slots or {}).items() for slot, t in own.items()}

@@ -8,18 +8,21 @@ They are apart because ranks may train each at a pace of its own, and still meet
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.place import AbstractPlace, LaunchedPlace
+from weft.distributed.placement.shares import MeasuredShares
 from weft.distributed.script.observation.supervision import Supervision, find_supervision
 from weft.distributed.script.world.in_step import NO_FACTS, Facts, InStep
 from weft.distributed.script.world.noted_group import NotedGroup
 from weft.distributed.script.world.whereabouts import Closable
-from weft.specs import Plan, parse_plan_for
+from weft.errors import PlanError
+from weft.specs import Mesh, Plan, parse_plan_for
+from weft.specs.mesh import REPLICATED
 
 __all__ = ["PLAN_VARIABLE", "World", "find_world", "use_world"]
 
@@ -45,15 +48,25 @@ class World:
         self.supervision = supervision or Supervision()
         self.num_ranks = place.size if plan is None else plan.num_ranks
         self.weavings: list[Any] = []  # of AbstractEpochs, which know the world and not the reverse
+        self.dealer: MeasuredShares | None = None
+        """Of shares by measured speed, where the plan that was woven wants these."""
         self.part: tuple[int, int] | None = None
         """Of the batch that was shared last: this rank's samples, and all."""
         self._due: list[Any] = []
         self._group: AbstractGroup | None = None
+        self._replicas: AbstractGroup | None = None
+        self.mesh = self._mesh_of(plan)
+        """Who takes which share of a batch, as far as a plan is known: every rank its own, where no model is split."""
         self.in_step = InStep(place, self.num_ranks, lambda: self.group)
 
     @property
     def rank(self) -> int:
         return self.place.rank
+
+    @property
+    def speeds(self) -> Sequence[int] | None:
+        """Of all replicas, by which batches are dealt; None where shares are equal."""
+        return None if self.dealer is None else self.dealer.speeds
 
     @property
     def is_first(self) -> bool:
@@ -70,6 +83,37 @@ class World:
             opened = self.place.open_world(self.num_ranks)
             self._group = SoloGroup() if opened is None else NotedGroup(opened, self.in_step)
         return self._group
+
+    @property
+    def replicas(self) -> AbstractGroup:
+        """One rank of every replica, this one among them: those that have different samples, and between them all. The
+        first use is a collective call of all ranks."""
+        if self.mesh.num_replicas == self.num_ranks or self.is_server:
+            return self.group
+        if self._replicas is None:
+            self._replicas = self.group.split(self.mesh.line(REPLICATED), self.rank)
+        return self._replicas
+
+    def follow(self, plan: Plan, mesh: Mesh | None = None) -> None:
+        """Models are trained by this plan from now on.
+
+        Args:
+            mesh: of a model that PyTorch has laid out; by default the plan's.
+
+        Raises:
+            PlanError: an earlier one has dealt out samples in another way.
+        """
+        mesh = mesh or self._mesh_of(plan)
+        if self.weavings and mesh.num_replicas != self.mesh.num_replicas:
+            about = f"shares before: {self.mesh.num_replicas}, now: {mesh.num_replicas}"
+            raise PlanError(f"models of one script take the same samples, and these would not ({about}); use one plan")
+        self.mesh = mesh
+
+    def _mesh_of(self, plan: Plan | None) -> Mesh:
+        if self.is_server:
+            return Mesh()
+        is_split = plan is not None and plan.splits_model and plan.num_ranks == self.num_ranks
+        return plan.mesh(self.rank) if plan is not None and is_split else Mesh(self.rank, data=self.num_ranks)
 
     def owe_end(self, epochs: Any) -> None:
         """An epoch was left early. Its end has to wait: nothing may be sent while an iterator is closed, because the
