@@ -43,7 +43,7 @@ def test_estimate_adds_latency_bytes_and_reduction() -> None:
 
 
 def test_addresses_of_one_process_send_and_hold_together_and_wait_side_by_side() -> None:
-    roles = assign_roles(1, "servers", num_shards=1)
+    roles = assign_roles(1, "servers", holders=(0,))
     cost = CommunicationCost((Cost(1, 2, 3, 4, 5), Cost(10, 1, 30, 40, 50)), roles)
     assert cost.busiest == Cost(11, 2, 30, 44, 55)
     assert cost.of("server") == Cost(10, 1, 30, 40, 50) and cost.of("worker").bytes_sent == 1

@@ -360,3 +360,29 @@ def test_right_and_wrong_replicas_do_not_pass() -> None:
 def test_traces_of_another_shape_are_no_proof(found: Trace) -> None:
     """A step or a tensor too few is a fault of the run, not a pass."""
     assert not compare([found, found], trace_of([1.0], [1.0])).passed
+
+
+# ---- losses, gradients and float64
+
+
+def test_gradients_and_the_loss_are_traced() -> None:
+    case = case_of(small_mlp(), "data=2", 1)
+    (trace,) = trace_references(case)[0]
+    assert "loss" in trace
+    assert sum(name.endswith("(gradient)") for name in trace) == sum(name.endswith("(velocity)") for name in trace) > 0
+
+
+def test_a_gradient_that_is_wrong_for_adam_alone_is_caught() -> None:
+    """Adam's first step is the same for twice the gradient: its slots and the gradient tell."""
+    case = case_of(small_mlp(optimizer="adam"), "data=2", 1)
+    references = trace_references(case)
+    wrong = [{**step, **{n: 2 * t for n, t in step.items() if n.endswith("(gradient)")}} for step in references[0]]
+    assert not compare_ranks([wrong, wrong], [references[0]] * 2, case).passed
+
+
+def test_float64_shows_no_more_than_its_own_rounding() -> None:
+    case = dataclasses.replace(case_of(small_mlp(), "data=3", 4), dtype=torch.float64, tolerance=1e-13)
+    traces = run_virtual(lambda group: trace_ranks(case, DataParallel(group)), 3).results
+    assert traces[0][0]["loss"].dtype == torch.float64
+    proof = compare_ranks(list(traces), trace_references(case), case)
+    assert proof.passed and 0 <= proof.largest_error < 1e-13, proof.finding

@@ -151,7 +151,7 @@ def test_overlap_hides_communication_where_there_is_more_than_one_bucket(
     """The layer nearest to the loss is sent while the others are still computed; one bucket has nothing to hide in."""
     recipe = tiny("data=2", model__hidden="(64, 64)")
     together = run(tmp_path / "together", recipe, trace=True)
-    monkeypatch.setattr(buckets.plan_buckets, "__defaults__", (1,))
+    monkeypatch.setattr(buckets.plan_buckets, "__defaults__", (1, lambda name: None))
     apart = run(tmp_path / "apart", recipe, trace=True)
 
     def value(simulation: Simulation, name: str) -> float:

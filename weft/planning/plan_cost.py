@@ -134,8 +134,8 @@ def synchronous(step: Step) -> CommunicationCost:
 
 
 def _sharded(step: Step) -> CommunicationCost:
-    """Of the shards, those at one place of every replica then add up their parts. Messages are packed on their way out
-    and on their way back; a rank holds a part of the sums, and of the state."""
+    """Of the shards, those at one place of every replica then add up their parts. Messages are packed once, and
+    parameters come back into the same memory; a rank holds a part of the state."""
     plan = step.plan
     scatter = collective_cost("reduce_scatter", plan.shard, step.sent_bytes)
     gather = collective_cost("all_gather", plan.shard, step.num_bytes)
@@ -145,7 +145,7 @@ def _sharded(step: Step) -> CommunicationCost:
     report = all_reduce_cost(algorithm_of(plan), plan.num_ranks, 0)
     one = replace(one, rounds=report.rounds + part.rounds + gather.rounds)
     cost = CommunicationCost((one,) * plan.num_ranks, plan.roles)
-    held = 2 * PACKED * step.num_bytes + step.num_bytes / plan.shard + step.kept_bytes * (1 + 1 / plan.shard)
+    held = PACKED * step.num_bytes + step.kept_bytes * (1 + 1 / plan.shard)
     return _coded(cost, step).holding(held - step.state_bytes * (1 - 1 / plan.shard))
 
 

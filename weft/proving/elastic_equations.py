@@ -15,15 +15,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.codecs import Piece
 from weft.distributed.consistency.server.decisions import Commit, Decision, Push, Release
-from weft.distributed.placement.cut import cut_evenly
 from weft.graph import State
+from weft.proving.held import elements_of_servers
 from weft.proving.method import Case
 from weft.proving.proof import clone
 from weft.proving.reference import Replica, gradients_at, replicas_of, share_of, update_of
 from weft.proving.rounding import rounding_of
-from weft.specs import Plan
 from weft.training.build import build_task
 from weft.training.loop import Task
 
@@ -43,9 +41,9 @@ class _Rank:
 
 def follow_centre(case: Case, records: Sequence[Sequence[Decision]]) -> dict[str, Tensor]:
     """The centre at the end of a training, with the visits that each shard recorded."""
-    task, state = build_task(case.recipe, case.splits, case.seed)
-    follower = _Follower(task, state.model, case.plan)
-    follower.ranks = [_Rank(replica) for replica in replicas_of(state, case.seed, case.plan.num_ranks)]
+    task, state = build_task(case.recipe, case.splits, case.seed, dtype=case.dtype)
+    follower = _Follower(task, state.model, case)
+    follower.ranks = [_Rank(replica) for replica in replicas_of(state, case.seed, case.plan.num_replicas)]
     left = [_events(decisions)[::-1] for decisions in records]
     while any(left):
         shard = next((shard for shard, events in enumerate(left) if events and follower.can(shard, events[-1])), None)
@@ -67,17 +65,19 @@ def _events(decisions: Sequence[Decision]) -> list[Push | int]:
 
 @final
 class _Follower:
-    def __init__(self, task: Task, model: State, plan: Plan) -> None:
+    def __init__(self, task: Task, model: State, case: Case) -> None:
+        plan = case.plan
         self._task = task
         self._model = model
-        self._size = plan.num_ranks
+        self._size = plan.num_replicas
+        self._num_micro = plan.num_micro_batches if plan.pipeline > 1 else None
         self._period = int(plan.consistency["steps"])
-        self._alpha = float(plan.consistency["beta"]) / plan.num_ranks
+        self._alpha = float(plan.consistency["beta"]) / plan.num_replicas
         self._round = rounding_of(plan)
         self.ranks: list[_Rank] = []
         self.centre = clone(model.parameters)
         trained = {name: p.detach() for name, p in model.parameters.items() if p.requires_grad}
-        self._cuts: tuple[tuple[Piece, ...], ...] = cut_evenly(trained, plan.num_shards)
+        self._cuts = elements_of_servers(trained, plan.num_shards, may_cut=True, layouts=case.layouts)
 
     def can(self, shard: int, event: Push | int) -> bool:
         """A visit comes after all welcomes, and at each shard once before the steps that follow."""
@@ -97,7 +97,7 @@ class _Follower:
         """A rank begins at the centre, which others may have moved by then."""
         rank.welcomes.add(shard)
         for piece in self._cuts[shard]:
-            piece.of(rank.replica.weights[piece.name]).copy_(self._round(piece.of(self.centre[piece.name])))
+            piece.put(rank.replica.weights[piece.name], self._round(piece.take(self.centre[piece.name])))
 
     def _visit(self, shard: int, push: Push) -> None:
         rank, stint = self.ranks[push[0]], push[1]
@@ -107,11 +107,11 @@ class _Follower:
             rank.gradients = self._gradients(rank.replica, first)
         with torch.no_grad():
             for piece in self._cuts[shard]:
-                centre = piece.of(self.centre[piece.name].detach())
-                visitor = piece.of(rank.visitor[piece.name].detach())
+                centre, visitor = piece.take(self.centre[piece.name]), piece.take(rank.visitor[piece.name])
                 force = (self._round(visitor) - self._round(centre)) * self._alpha
-                centre += force
-                piece.of(rank.replica.weights[piece.name].detach()).sub_(force)
+                piece.put(self.centre[piece.name], centre + force)
+                own = rank.replica.weights[piece.name]
+                piece.put(own, piece.take(own) - force)
         rank.shards.add(shard)
         if len(rank.shards) == len(self._cuts):
             rank.shards.clear()
@@ -122,7 +122,7 @@ class _Follower:
     def _gradients(self, replica: Replica, number: int) -> dict[str, Tensor | None]:
         place = self._task.sampler.state_at(number // self._size)
         batch = share_of(self._task, place, number % self._size, self._size)
-        return gradients_at(self._task, self._model, replica, batch)
+        return gradients_at(self._task, self._model, replica, batch, self._num_micro)
 
     def _update(self, replica: Replica, number: int, gradients: dict[str, Tensor | None]) -> None:
         """Steps beyond the end, which a rank does not take, are followed by no visit: the centre hears of none."""

@@ -22,9 +22,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.distributed.codecs import Piece
 from weft.distributed.consistency.server.decisions import Commit, Decision, Drop, Push, Release
 from weft.errors import CorruptFileError
+from weft.proving.held import Elements
 from weft.proving.proof import clone
 from weft.proving.reference import Replica
 from weft.proving.relaxed_equations import Weights
@@ -58,13 +58,13 @@ class Setup:
 
     Args:
         make_optimizer: a new one for each shard and rank, as some keep their state to themselves.
-        cuts: which elements each shard holds.
-        replicas: all ranks as they begin.
+        cuts: which elements each server holds.
+        replicas: all of them as they begin; where a replica is several ranks, they take their steps as one.
     """
 
     parameters: Mapping[str, Tensor]
     make_optimizer: Callable[[], AbstractOptimizer]
-    cuts: Sequence[Sequence[Piece]]
+    cuts: Sequence[Sequence[Elements]]
     replicas: Sequence[Replica]
     compute: Compute
     clip_norm: float | None = None
@@ -119,7 +119,7 @@ def _events(decisions: Sequence[Decision], *, may_run_ahead: bool) -> list[Decis
 class _Order:
     """A model of whole tensors that is updated in the order of one shard, of which `pieces` count."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[Elements]
     model: Weights
     optimizer: AbstractOptimizer
     state: OptimizerState
@@ -147,7 +147,8 @@ class _Follower:
     def __init__(self, plan: Plan, setup: Setup, records: Sequence[Sequence[Decision]]) -> None:
         options = dict(plan.consistency.parameters)
         self._setup = setup
-        self._size = plan.num_ranks
+        self._size = plan.num_replicas
+        self._num_shards = max(1, plan.num_shards)  # of each part of the model
         self._by_arrival = plan.commits_on_arrival
         self._round = rounding_of(plan)
         self._is_joined = plan.ranks_per_host > 1
@@ -159,7 +160,7 @@ class _Follower:
         self._settled = [_settled(decisions) for decisions in records]
         self._ranks = [self._make_rank(rank, replica) for rank, replica in enumerate(setup.replicas)]
 
-    def _make_order(self, pieces: Sequence[Piece]) -> _Order:
+    def _make_order(self, pieces: Sequence[Elements]) -> _Order:
         model = {piece.name: self._start[piece.name].clone() for piece in pieces}
         optimizer = self._setup.make_optimizer()
         return _Order(pieces, model, optimizer, optimizer.init(model))
@@ -184,7 +185,7 @@ class _Follower:
         elif isinstance(event, Release):
             sent = order.sent.setdefault(event.rank, [])
             # In a step in which shard 0 only deals out work, it sends no weights.
-            is_empty = shard == 0 and len(sent) > 0 and (len(sent) - 1) % self._parts > 0
+            is_empty = shard % self._num_shards == 0 and len(sent) > 0 and (len(sent) - 1) % self._parts > 0
             sent.append((order.version, None if is_empty else round_all(self._round, order.model)))
 
     # Steps of a rank.
@@ -212,7 +213,7 @@ class _Follower:
         order.sent[rank][count] = own.told[shard, step], None
         for piece in order.pieces if weights is not None else ():
             assert weights is not None
-            piece.of(own.replica.weights[piece.name].detach()).copy_(piece.of(weights[piece.name]))
+            piece.put(own.replica.weights[piece.name], piece.take(weights[piece.name]))
 
     def _take_step(self, rank: int, step: int) -> None:
         own = self._ranks[rank]
@@ -222,7 +223,7 @@ class _Follower:
         own.about[step] = computed
         for shard, held in enumerate(own.held):
             held.append((computed.share, given))
-            is_due = shard % self._parts == own.turn % self._parts
+            is_due = shard % self._num_shards % self._parts == own.turn % self._parts
             share_pushed, total = computed.share, given
             if self._parts > 1:
                 share_pushed, total = _add_up(held) if is_due else (computed.share, {})
@@ -289,7 +290,7 @@ class _Follower:
         found = clone(self._start)
         for order in self._orders:
             for piece in order.pieces:
-                piece.of(found[piece.name]).copy_(piece.of(order.model[piece.name]))
+                piece.put(found[piece.name], piece.take(order.model[piece.name]))
         return found
 
     @torch.no_grad()
@@ -304,7 +305,7 @@ class _Follower:
                     found[piece.name] = clone(slots)
                 for slot, tensor in slots.items():
                     if tensor.shape == order.model[piece.name].shape:  # not a counter
-                        piece.of(found[piece.name][slot]).copy_(piece.of(tensor))
+                        piece.put(found[piece.name][slot], piece.take(tensor))
         return found
 
 

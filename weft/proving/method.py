@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from weft.proving.held import Layout
 from weft.proving.proof import Proof
 from weft.specs import Plan
 from weft.training.datasets import Splits
@@ -27,6 +28,8 @@ class Case:
     num_steps: int
     tolerance: float = 1e-5
     device: torch.device | None = None  # of this rank; None as the recipe wishes
+    layouts: tuple[Layout, ...] = ()  # of the parts of a model that ranks hold together; none where each holds all
+    dtype: torch.dtype | None = None  # in which the model computes; None as the recipe has it
 
     @property
     def plan(self) -> Plan:

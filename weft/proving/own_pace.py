@@ -20,7 +20,7 @@ def train_to_the_end(
     case: Case, replicas: AbstractReplicas, emit: Callable[[Event], None] = lambda _event: None
 ) -> tuple[TrainingState, Trace]:
     """Train until all ranks have ended; the state, and this rank's weights and slots after each of its steps."""
-    task, state = build_task(case.recipe, case.splits, case.seed, replicas, case.device)
+    task, state = build_task(case.recipe, case.splits, case.seed, replicas, case.device, case.dtype)
     task = replace(task, total_samples=case.num_steps * task.sampler.batch_size, target=None)
     spoil(state, replicas)
     replicas.join(state.model)

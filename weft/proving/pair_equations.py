@@ -32,7 +32,7 @@ __all__ = ["trace_pairs"]
 
 def trace_pairs(case: Case, journals: Sequence[Sequence[Event]]) -> tuple[list[Trace], dict[int, dict[str, Tensor]]]:
     """The weights and slots of every rank after each of its steps, and the mean of each evaluation."""
-    task, state = build_task(case.recipe, case.splits, case.seed)
+    task, state = build_task(case.recipe, case.splits, case.seed, dtype=case.dtype)
     reference = _Reference(task, state, case.seed, journals, rounding_of(case.plan))
     while reference.move_on():
         pass

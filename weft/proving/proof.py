@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 Trace = list[dict[str, Tensor]]
-"""The parameters and the optimizer's slots after each step.
+"""The parameters and the optimizer's slots after each step; of synchronous ranks also the loss, and the gradients.
 
 Slots, because parameters alone do not tell all: Adam takes the same step for a gradient as for twice that gradient.
 """

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from weft.graph import State
-from weft.graph.executors.random_state import seed_random_state
+from weft.graph.executors.random_state import fold_random_state, seed_random_state
 from weft.proving.proof import clone
 from weft.specs import Batch
 from weft.training.build import derive_seed
@@ -15,7 +15,7 @@ from weft.training.gradients import gradients_of, use_point
 from weft.training.loop import Task, TrainingState
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import AbstractReplicas, Update
-from weft.training.sampling import SamplerState, share
+from weft.training.sampling import SamplerState, share, span_by_speed
 
 __all__ = [
     "Replica",
@@ -38,6 +38,7 @@ class Replica:
     weights: dict[str, Tensor]
     optimizer: OptimizerState
     random: Tensor
+    loss: float = 0.0  # of the last share
 
 
 def replicas_of(state: TrainingState, seed: int, num_ranks: int) -> list[Replica]:
@@ -52,22 +53,51 @@ def replicas_of(state: TrainingState, seed: int, num_ranks: int) -> list[Replica
     return [Replica(clone(state.model.parameters), own_state(), random) for random in randoms]
 
 
-def share_of(task: Task, place: SamplerState, part: int, num_parts: int) -> Batch:
-    """One share of the global batch at a place."""
+def share_of(task: Task, place: SamplerState, part: int, num_parts: int, speeds: Sequence[int] | None = None) -> Batch:
+    """One share of the global batch at a place; where speeds are given, dealt by these."""
     indices, _ = task.sampler.next_batch(place)
-    return task.splits.train.take(share(indices, part, num_parts), place.epoch)
+    own = indices[span_by_speed(len(indices), part, speeds)] if speeds else share(indices, part, num_parts)
+    return task.splits.train.take(own, place.epoch)
 
 
-def gradients_at(task: Task, model: State, replica: Replica, batch: Batch) -> dict[str, Tensor | None]:
+def gradients_at(
+    task: Task, model: State, replica: Replica, batch: Batch, num_micro: int | None = None
+) -> dict[str, Tensor | None]:
     """Of a replica's own weights on its share, where its optimizer wants them; none where it has no samples. Its random
-    state moves on."""
+    state moves on.
+
+    Args:
+        num_micro: the micro-batches of a pipeline, each of which draws from generators of its own; None without one.
+    """
     found: dict[str, Tensor | None] = {}
+    replica.loss = 0.0
     if len(batch):
         with use_point(replica.weights, task.optimizer.prepare(replica.weights, replica.optimizer)):
             at = replace(model, parameters=replica.weights, random=replica.random)
-            _, after = gradients_of(task.executor, at, batch, task.accumulate, found.__setitem__)
+            if num_micro is None:
+                replica.loss, after = gradients_of(task.executor, at, batch, task.accumulate, found.__setitem__)
+            else:
+                replica.loss, after = _add_micro_batches(task, at, batch, num_micro, found)
         replica.random = after.random
     return found
+
+
+def _add_micro_batches(
+    task: Task, state: State, batch: Batch, num_micro: int, found: dict[str, Tensor | None]
+) -> tuple[float, State]:
+    """One micro-batch after the other, weighed by its targets; every pass of an accumulation has as many."""
+    pieces, loss = batch.split(task.accumulate), 0.0
+    for piece, weight in zip(pieces, weigh_shares(pieces), strict=True):
+        random = state.random
+        micros = piece.split(num_micro)
+        for i, (micro, part) in enumerate(zip(micros, weigh_shares(micros), strict=True)):
+            own: dict[str, Tensor | None] = {}
+            at = replace(state, random=fold_random_state(random, i, state.device))
+            outputs, state = task.executor(at, micro, own.__setitem__)
+            add_weighted(found, own, weight * part)
+            loss += weight * part * outputs.loss.item()
+        state = replace(state, random=fold_random_state(random, -1, state.device))
+    return loss, state
 
 
 def update_of(task: Task, replica: Replica, samples: int) -> Update:
@@ -106,7 +136,8 @@ def random_of(seed: int, rank: int, device: torch.device) -> Tensor:
 
 
 def spoil(state: TrainingState, replicas: AbstractReplicas) -> None:
-    """Give every rank but 0 other weights: joining must mend that."""
+    """Give every rank but the first of those that hold the same part of a parameter other weights: joining must mend
+    that."""
     with torch.no_grad():
-        for parameter in state.model.parameters.values():
-            parameter.add_(replicas.mesh.rank)
+        for name, parameter in state.model.parameters.items():
+            parameter.add_(replicas.mesh.number(replicas.placement.copied_over(name)))

@@ -65,6 +65,9 @@ def hop_error(plan: Plan, device: torch.device = CPU) -> float:
     every rank: half a unit each, twice that in a square (second moments), and twice that again for later steps, which
     begin where the earlier ones were off."""
     digits = rounding_of(plan).digits
-    if digits is None or (device.type == "cpu" and value_of("topology", plan.topology).rounds_once):
+    is_once = device.type == "cpu" and value_of("topology", plan.topology).rounds_once
+    # Over shards and then between their groups; of layers that replicas split, before anything is sent, and not at all.
+    in_turns = (plan.shard > 1 and plan.data > 1) or plan.expert > 1 or plan.linear > 1
+    if digits is None or (is_once and not in_turns):
         return 0.0
     return 4 * plan.num_ranks * 2.0**-digits

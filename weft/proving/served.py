@@ -13,14 +13,15 @@ from typing import final
 
 from torch import Tensor
 
-from weft.distributed.consistency.server import Decision, read_decisions
+from weft.distributed.consistency.server import Decision, ServedReplicas, read_decisions
 from weft.distributed.consistency.server.decisions import Commit
 from weft.distributed.consistency.server.settings import may_cut
-from weft.distributed.placement.cut import cut_evenly
 from weft.errors import CorruptFileError
 from weft.graph import State
 from weft.proving.audit import audit_arrival, audit_hosts, audit_rounds
 from weft.proving.gradient_equations import Computed, Setup, follow_gradients
+from weft.proving.held import elements_of_servers, layout_of, pack_layout, unpack_layout
+from weft.proving.lockstep import whole_of
 from weft.proving.method import AbstractMethod, Case, Evidence
 from weft.proving.own_pace import train_to_the_end
 from weft.proving.proof import Proof, are_equal, compare_all, copy_of, failed
@@ -29,12 +30,12 @@ from weft.specs import Batch, Plan
 from weft.specs.loading import load
 from weft.specs.plan import value_of
 from weft.training.build import build_optimizer, build_task
-from weft.training.loop import Task
+from weft.training.loop import Task, TrainingState
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import AbstractReplicas
 from weft.training.sampling import share
 
-__all__ = ["Served", "audit", "follow_recipe", "hold_to_equations", "with_replay"]
+__all__ = ["Served", "audit", "follow_recipe", "hold_to_equations", "trace_end", "with_replay"]
 
 
 @final
@@ -50,25 +51,38 @@ class Served(AbstractMethod):
         return max(num_steps, 2 * plan.period + 1) if plan.sends == "weights" else num_steps
 
     def trace(self, case: Case, replicas: AbstractReplicas) -> dict[str, Tensor]:
-        """The parameters and the optimizer's slots when all have ended."""
         state, _ = train_to_the_end(case, replicas)
-        with replicas.use_consensus(state.model):
-            return copy_of(state.model.parameters, replicas.collect(state.optimizer))
+        return trace_end(case, replicas, state)
 
     def judge(self, case: Case, runs: Sequence[Evidence]) -> Proof:
         plan, first = case.plan, runs[0]
-        decisions = [read_decisions(first.folder, case.seed, shard) for shard in range(plan.num_shards)]
+        found = unpack_layout(first.ranks[0])[1]
+        if plan.splits_model:
+            holders = [plan.mesh(0).holders_of(part)[0] for part in range(plan.mesh(0).num_parts)]
+            case = replace(case, layouts=tuple(unpack_layout(first.ranks[rank])[0] for rank in holders))
+        decisions = [read_decisions(first.folder, case.seed, server) for server in range(plan.num_servers)]
         joins = [read_decisions(first.folder, case.seed, host, "host") for host in range(plan.num_hosts)]
         faults = audit(plan, decisions, joins)
         if faults:
             return failed(faults[0], case.num_steps, case.tolerance)
-        held = hold_to_equations(case, decisions, first.ranks[0])
+        held = hold_to_equations(case, decisions, found)
         return with_replay(case, held, is_same=all(are_equal(first.ranks[0], run.ranks[0]) for run in runs[1:]))
+
+
+def trace_end(case: Case, replicas: AbstractReplicas, state: TrainingState) -> dict[str, Tensor]:
+    """The parameters and the optimizer's slots when all have ended, of the whole model; and, where ranks hold parts of
+    it, what this one tells its servers of."""
+    assert isinstance(replicas, ServedReplicas)
+    with replicas.use_consensus(state.model):
+        found = whole_of(state.model.parameters, replicas.collect(state.optimizer), replicas)
+    if not case.plan.splits_model:
+        return found
+    return found | pack_layout(layout_of(replicas.placement, replicas.told))
 
 
 def with_replay(case: Case, held: Proof, *, is_same: bool) -> Proof:
     """The first difference, or what was shown."""
-    kept = f"{case.plan.num_ranks} workers kept their consistency for {case.num_steps} global batches"
+    kept = f"{case.plan.num_replicas} workers kept their consistency for {case.num_steps} global batches"
     finding = f"{kept}, by the records of servers; {held.finding}; and again by its record, to the last bit"
     if not held.passed:
         finding = held.finding
@@ -109,27 +123,28 @@ def follow_recipe(case: Case, records: Sequence[Sequence[Decision]]) -> dict[str
     Raises:
         CorruptFileError: the records are not of one training.
     """
-    task, state = build_task(case.recipe, case.splits, case.seed)
+    task, state = build_task(case.recipe, case.splits, case.seed, dtype=case.dtype)
     plan, parameters = case.plan, state.model.parameters
     trained = {name: p.detach() for name, p in parameters.items() if p.requires_grad}
     setup = Setup(
         parameters=parameters,
         make_optimizer=lambda: build_optimizer(case.recipe),
-        cuts=cut_evenly(trained, plan.num_shards, may_cut=may_cut(task.optimizer)),
-        replicas=replicas_of(state, case.seed, plan.num_ranks),
-        compute=lambda replica, batch, part: _compute(task, state.model, plan.num_ranks, replica, batch, part),
+        cuts=elements_of_servers(trained, plan.num_shards, may_cut=may_cut(task.optimizer), layouts=case.layouts),
+        replicas=replicas_of(state, case.seed, plan.num_replicas),
+        compute=lambda replica, batch, part: _compute(task, state.model, plan, replica, batch, part),
         clip_norm=task.clip_norm,
     )
     weights, slots = follow_gradients(plan, records, setup)
     return copy_of(weights, OptimizerState(state.optimizer.shared, slots))
 
 
-def _compute(task: Task, model: State, size: int, replica: Replica, number: int, part: int) -> Computed:
+def _compute(task: Task, model: State, plan: Plan, replica: Replica, number: int, part: int) -> Computed:
     place = task.sampler.state_at(number)
     indices, _ = task.sampler.next_batch(place)
-    batch = task.splits.train.take(share(indices, part, size), place.epoch)
+    batch = task.splits.train.take(share(indices, part, plan.num_replicas), place.epoch)
     lr = task.optimizer.lr * task.schedule(task.sampler.samples_before(place))
-    return Computed(gradients_at(task, model, replica, batch), _weigh(task, batch, indices), lr)
+    num_micro = plan.num_micro_batches if plan.pipeline > 1 else None
+    return Computed(gradients_at(task, model, replica, batch, num_micro), _weigh(task, batch, indices), lr)
 
 
 def _weigh(task: Task, batch: Batch, indices: Tensor) -> float:
@@ -149,10 +164,10 @@ def _audit_shard(plan: Plan, decisions: Sequence[Decision], shard: int) -> list[
     options = dict(plan.consistency.parameters)
     if plan.commits_on_arrival:
         bound, inner = float(options.get("bound", math.inf)), plan.ranks_per_host
-        return audit_arrival(decisions, plan.num_ranks, bound, shard=shard, inner=inner)
+        return audit_arrival(decisions, plan.num_replicas, bound, shard=shard, inner=inner)
     return audit_rounds(
         decisions,
-        plan.num_ranks,
+        plan.num_replicas,
         bound=int(options.get("bound", 0)),
         spare=int(options.get("workers", 0)),
         has_deadline=options.get("deadline", "none") != "none",

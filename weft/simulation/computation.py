@@ -1,4 +1,4 @@
-"""The cost of computation in virtual time: a training step as data, charged piece by piece as gradients become ready.
+"""The cost of computation in virtual time: a step as data, charged gradient by gradient or action by action.
 
 A rank's own time, and the network's, of a step with two buckets:
 
@@ -7,20 +7,22 @@ A rank's own time, and the network's, of a step with two buckets:
     network                  bucket 0 =====>    bucket 1 =======>
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
 from torch import Tensor
 
 from weft.distributed.group.clock import AbstractClock
+from weft.distributed.placement.pipeline import Action, PipeDreamExecutor, PipelineExecutor
+from weft.distributed.placement.pipeline.actions import Kind
 from weft.errors import UsageError
 from weft.graph import AbstractExecutor, GradientSink, Outputs, State
 from weft.specs import Batch
 from weft.training.loop import Task
-from weft.training.optimizers import AbstractOptimizer, OptimizerState, Scope
+from weft.training.optimizers import AbstractOptimizer, AbstractOptimizerWrapper, OptimizerState, WholeNorms
 
-__all__ = ["ChargingExecutor", "ChargingOptimizer", "ComputeModel", "charge_task", "spread_evenly"]
+__all__ = ["ActionCharges", "ChargingExecutor", "ChargingOptimizer", "ComputeModel", "charge_task", "spread_evenly"]
 
 FORWARD_SHARE = 1 / 3
 """Of a pass, where nothing was measured: backward computes two products for each one of forward."""
@@ -61,6 +63,25 @@ class ComputeModel:
         """Forward is over, at the latest, when the first gradient is ready."""
         return min(self.ready.values(), default=FORWARD_SHARE)
 
+    def share_of(self, names: Iterable[str]) -> float:
+        """Of a pass, the share that layers with these parameters take: by the time that their gradients take."""
+        begin, shares = self._backward_begins, dict[str, float]()
+        for name, end in sorted(self.ready.items(), key=lambda item: item[1]):
+            shares[name] = (end - begin) / (1 - self._backward_begins)
+            begin = end
+        return sum(shares.get(name, 0.0) for name in names)
+
+    def seconds_of(self, kind: Kind, num_samples: int) -> float:
+        """Of an action of a pipeline, if one stage had all layers."""
+        forward = self._backward_begins
+        backward = 1 - forward
+        halves = {"backward_input": backward / 2, "backward_weight": backward / 2}
+        return {"forward": forward, "backward": backward, **halves}[kind] * self.seconds(num_samples)
+
+    @property
+    def _backward_begins(self) -> float:
+        return min(FORWARD_SHARE, self.forward_share)
+
     def __str__(self) -> str:
         return (
             f"{self.seconds_per_pass:.6g} s per pass, {self.seconds_per_sample:.6g} s per sample, "
@@ -86,13 +107,35 @@ def spread_evenly(parameters: Mapping[str, Tensor], seconds: float) -> ComputeMo
 
 
 def charge_task(task: Task, model: ComputeModel, clock: AbstractClock) -> Task:
-    """The task, its passes and updates charged to the clock."""
+    """The task, its passes and updates charged to the clock; those of a stage action by action."""
+    if isinstance(task.executor, PipelineExecutor | PipeDreamExecutor):
+        shares = [model.share_of(names) for names in task.executor.chunks]
+        task.executor.charge_with(ActionCharges(model, shares, clock))
+        own = replace(model, seconds_per_update=model.seconds_per_update * sum(shares))
+        return replace(task, optimizer=ChargingOptimizer(task.optimizer, own, clock))
     num_elements = sum(parameter.numel() for parameter in task.executor.initial_state().parameters.values())
     return replace(
         task,
         executor=ChargingExecutor(task.executor, model, clock),
         optimizer=ChargingOptimizer(task.optimizer, model, clock, num_elements),
     )
+
+
+@final
+class ActionCharges:
+    """Lets the time of a stage's actions pass.
+
+    Args:
+        shares: of a pass, that each chunk of the stage takes.
+    """
+
+    def __init__(self, model: ComputeModel, shares: Sequence[float], clock: AbstractClock) -> None:
+        self._model = model
+        self._shares = shares
+        self._clock = clock
+
+    def __call__(self, action: Action, num_samples: int) -> None:
+        self._clock.charge(self._shares[action.chunk] * self._model.seconds_of(action.kind, num_samples))
 
 
 @final
@@ -135,7 +178,7 @@ class ChargingExecutor(AbstractExecutor):
 
 
 @final
-class ChargingOptimizer(AbstractOptimizer):
+class ChargingOptimizer(AbstractOptimizerWrapper):
     """Wraps any optimizer: an update takes its time by the elements that it updates.
 
     Args:
@@ -145,24 +188,10 @@ class ChargingOptimizer(AbstractOptimizer):
     def __init__(
         self, inner: AbstractOptimizer, model: ComputeModel, clock: AbstractClock, num_elements: int | None = None
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._model = model
         self._clock = clock
         self._num_elements = num_elements
-
-    @property
-    def lr(self) -> float:
-        return self._inner.lr
-
-    @property
-    def scope(self) -> Scope:
-        return self._inner.scope
-
-    def init(self, parameters: Mapping[str, Tensor]) -> OptimizerState:
-        return self._inner.init(parameters)
-
-    def prepare(self, parameters: Mapping[str, Tensor], state: OptimizerState) -> Mapping[str, Tensor]:
-        return self._inner.prepare(parameters, state)
 
     def update(
         self,
@@ -170,8 +199,9 @@ class ChargingOptimizer(AbstractOptimizer):
         parameters: Mapping[str, Tensor],
         state: OptimizerState,
         lr: float,
+        whole_norms: WholeNorms | None = None,
     ) -> OptimizerState:
-        after = self._inner.update(gradients, parameters, state, lr)
+        after = self._inner.update(gradients, parameters, state, lr, whole_norms)
         updated = sum(gradient.numel() for gradient in gradients.values() if gradient is not None)
         total = self._num_elements or sum(parameter.numel() for parameter in parameters.values())
         self._clock.charge(self._model.seconds_per_update * updated / max(1, total))

@@ -81,6 +81,10 @@ class VirtualPlace(AbstractPlace):
         own = self._group.split(int(self.rank >= num_ranks), self.rank)
         return own if self.rank < num_ranks else None
 
+    def open_ranks(self, plan: Plan) -> AbstractGroup | None:
+        ranks = self.open_world(plan.num_ranks)
+        return ranks if ranks is None or self.device.type == "cpu" else StagedGroup(ranks, self.device)
+
     def open_notes(self) -> None:
         return None
 

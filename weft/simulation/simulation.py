@@ -230,8 +230,14 @@ def clock_rules(network: NetworkModel, compute: ComputeModel, stragglers: Sequen
 
 
 def _model_of(recipe: Recipe, splits: Splits, plan: Plan, seconds: float | None) -> ComputeModel:
+    passes = recipe.mutable.accumulate * plan.num_micro_batches
+    share = -(-recipe.mutable.batch_size // plan.num_replicas // passes)
     if seconds is not None:
         _, state = build_task(recipe, splits, seed=0)
-        return spread_evenly(state.model.parameters, seconds)
-    share = -(-recipe.mutable.batch_size // plan.num_replicas // recipe.mutable.accumulate)
+        seconds /= plan.num_micro_batches
+        model = spread_evenly(state.model.parameters, seconds)
+        if plan.measured_every is None:
+            return model
+        # The time of an equal share: one that is smaller, as it was measured to be right, takes less.
+        return replace(model, seconds_per_pass=0.0, seconds_per_sample=seconds / max(1, share))
     return measure_computation(recipe, splits, max(1, share))

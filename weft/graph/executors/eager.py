@@ -42,6 +42,11 @@ class EagerExecutor(AbstractExecutor):
         for name, parameter in self._trainable.items():
             parameter.register_post_accumulate_grad_hook(self._hand_over(name))
 
+    @property
+    def autocast(self) -> torch.dtype | None:
+        """The type in which matrix products are computed; None as it is."""
+        return self._autocast
+
     def initial_state(self) -> State:
         return self._own_state(get_random_state(self._device))
 

@@ -74,3 +74,7 @@ class AbstractExecutor(ABC):
     @abstractmethod
     def first_bad_tensor(self, state: State, batch: Batch) -> str | None:
         """The first tensor of a step, in the order a step touches them, that is not finite; None if all are."""
+
+    def measured(self) -> Mapping[str, float]:
+        """Of the training steps so far, by metric: for an executor that waits for others."""
+        return {}

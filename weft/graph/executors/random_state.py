@@ -7,6 +7,7 @@ Layers draw where their tensors are. But a module may well draw on the CPU and m
 accelerator has two generators, and both begin from its own state.
 """
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,7 +16,14 @@ from torch import Tensor
 
 from weft.specs import CPU
 
-__all__ = ["fit_random_state", "get_random_state", "seed_random_state", "set_random_state", "use_random_state"]
+__all__ = [
+    "fit_random_state",
+    "fold_random_state",
+    "get_random_state",
+    "seed_random_state",
+    "set_random_state",
+    "use_random_state",
+]
 
 
 def seed_random_state(seed: int, device: torch.device = CPU) -> Tensor:
@@ -30,6 +38,13 @@ def seed_random_state(seed: int, device: torch.device = CPU) -> Tensor:
     seeded = module.get_rng_state(device)
     set_random_state(before, device)
     return torch.cat([own, seeded])
+
+
+def fold_random_state(state: Tensor, number: int, device: torch.device = CPU) -> Tensor:
+    """The state of generators of its own for part `number` of a step that begins with `state`: whoever computes the
+    part, in whatever order, draws the same. What follows the step begins with number -1."""
+    digest = hashlib.sha256(state.numpy().tobytes() + number.to_bytes(8, "big", signed=True)).digest()
+    return seed_random_state(int.from_bytes(digest[:7], "big"), device)
 
 
 def get_random_state(device: torch.device = CPU) -> Tensor:
