@@ -7,8 +7,9 @@ if _typing.TYPE_CHECKING:
     from weft.distributed.script.calls.over_ranks import barrier, broadcast, gather, mean, print, sum
     from weft.distributed.script.data.evaluation import evaluation
     from weft.distributed.script.data.sharing import share
-    from weft.distributed.script.saving.saving import load, read_state_dict, save, state_dict
+    from weft.distributed.script.saving.saving import export, load, read_state_dict, save, state_dict
     from weft.distributed.script.weaving.blocks import consensus, no_sync
+    from weft.distributed.script.weaving.passes import forward, forward_backward
     from weft.distributed.script.weaving.weave import weave
     from weft.errors import WeftError
     from weft.graph import capture, loop
@@ -16,6 +17,7 @@ if _typing.TYPE_CHECKING:
     from weft.metrics.metric import Rule
     from weft.specs import Plan, parse_plan
     from weft.training.component import Component
+    from weft.training.models.experts import MixtureOfExperts, auxiliary_loss
     from weft.training.recipe import Fixed, Mutable, Recipe
 
     rank: int
@@ -26,16 +28,21 @@ __all__ = [
     "Component",
     "Fixed",
     "Measurements",
+    "MixtureOfExperts",
     "Mutable",
     "Plan",
     "Recipe",
     "Rule",
     "WeftError",
+    "auxiliary_loss",
     "barrier",
     "broadcast",
     "capture",
     "consensus",
     "evaluation",
+    "export",
+    "forward",
+    "forward_backward",
     "gather",
     "is_first",
     "load",
@@ -62,16 +69,21 @@ _HOMES = {
     "Component": "weft.training.component",
     "Fixed": "weft.training.recipe",
     "Measurements": "weft.metrics.measure",
+    "MixtureOfExperts": "weft.training.models.experts",
     "Mutable": "weft.training.recipe",
     "Plan": "weft.specs",
     "Recipe": "weft.training.recipe",
     "Rule": "weft.metrics.metric",
     "WeftError": "weft.errors",
+    "auxiliary_loss": "weft.training.models.experts",
     "barrier": "weft.distributed.script.calls.over_ranks",
     "broadcast": "weft.distributed.script.calls.over_ranks",
     "capture": "weft.graph",
     "consensus": "weft.distributed.script.weaving.blocks",
     "evaluation": "weft.distributed.script.data.evaluation",
+    "export": "weft.distributed.script.saving.saving",
+    "forward": "weft.distributed.script.weaving.passes",
+    "forward_backward": "weft.distributed.script.weaving.passes",
     "gather": "weft.distributed.script.calls.over_ranks",
     "load": "weft.distributed.script.saving.saving",
     "loop": "weft.graph",

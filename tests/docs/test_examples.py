@@ -95,3 +95,15 @@ def test_graph_loops(run: Run) -> None:
     errors = [float(error) for error in re.findall(r"\d\.\de-\d+", printed)]
     assert len(losses) == 4 and losses[-1] < 0.05
     assert len(errors) == 2 and max(errors) < 1e-5
+
+
+def test_a_script_in_stages(tmp_path: Path) -> None:
+    """In one process and on two stages it prints the same losses, to rounding."""
+    found = []
+    for plan in ([], ["--plan", "pipeline=2 schedule=1f1b(4)"]):
+        command = [sys.executable, "-m", "weft", "launch", *plan, *([] if plan else ["--workers", "1"])]
+        command += [str(EXAMPLES / "train_pipeline.py")]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+        found.append([float(number) for number in re.findall(r"\d+\.\d+", done.stdout)])
+    assert found[0] and found[1] == pytest.approx(found[0], abs=2e-3)

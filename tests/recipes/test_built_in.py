@@ -17,8 +17,10 @@ SHORT = {
     "digits_mlp": {"epochs": "0.2"},
     "digits_cnn": {"epochs": "0.2"},
     "fashion_cnn": {"epochs": "0.3", "data.limit": "640", "evaluate_every": "9"},
+    "fashion_vgg": {"epochs": "0.3", "data.limit": "320", "model.channels": "4,8", "model.hidden": "32"},
     "pydoc_lstm": {"epochs": "0.02"},
     "pydoc_gpt": {"epochs": "0.02"},
+    "pydoc_moe": {"epochs": "0.02"},
     "heat_regression": {"epochs": "0.1"},
 }
 

@@ -1,5 +1,6 @@
 """Calls on tensors of the CPU made on the stand-in instead, so that the contract of groups can be kept there."""
 
+from dataclasses import fields
 from typing import final
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from tests.stand_in.accelerator import NAME
 from weft.distributed.group import AbstractGroup, AbstractWork, Call
-from weft.distributed.group.staged import StagedGroup, map_tensors
+from weft.distributed.group.staged import OUTPUT, StagedGroup, map_tensors
 
 __all__ = ["MovedGroup"]
 
@@ -23,9 +24,13 @@ class MovedGroup(AbstractGroup):
     def start(self, call: Call) -> AbstractWork:
         moved: list[tuple[Tensor, Tensor]] = []
 
-        def move(_: str, tensor: Tensor) -> Tensor:
-            moved.append((tensor, tensor.detach().to(NAME)))
-            return moved[-1][1]
+        works_in_place = not any(field.name.startswith(OUTPUT) for field in fields(call))
+
+        def move(name: str, tensor: Tensor) -> Tensor:
+            there = tensor.detach().to(NAME)
+            if works_in_place or name.startswith(OUTPUT):  # what is read may hold what is written, as it was before
+                moved.append((tensor, there))
+            return there
 
         return _MovedWork(self._inner.start(map_tensors(call, move)), moved)
 

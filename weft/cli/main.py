@@ -19,12 +19,14 @@ import typer
 from weft.cli.cluster import cluster
 from weft.cli.compare import compare
 from weft.cli.doctor import doctor
+from weft.cli.export import export
 from weft.cli.launch import launch, split_launch
 from weft.cli.list import list_all
 from weft.cli.op import op
 from weft.cli.profile import profile
 from weft.cli.prove import prove
 from weft.cli.run import run
+from weft.cli.schedule import schedule
 from weft.cli.show import show
 from weft.cli.signals import use_orderly_end
 from weft.cli.simulate import simulate
@@ -52,8 +54,10 @@ app.command("prove")(prove)
 app.command("profile")(profile)
 app.command("simulate")(simulate)
 app.add_typer(cluster, name="cluster")
+app.command("schedule")(schedule)
 app.command("show")(show)
 app.command("compare")(compare)
+app.command("export")(export)
 app.command("list")(list_all)
 app.command("doctor")(doctor)
 app.add_typer(op, name="op")

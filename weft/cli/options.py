@@ -56,6 +56,10 @@ Device = Annotated[
 ]
 Repeat = Annotated[int | None, typer.Option(min=1, metavar="N", help="Train this often, a seed each; 1 if not given.")]
 Seed = Annotated[int | None, typer.Option(min=0, metavar="S", help="The first seed; 0 if not given.")]
+Init = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Begin with these weights: a .safetensors file, or a folder with such."),
+]
 Out = Annotated[
     Path | None, typer.Option(metavar="DIR", help="The run folder to make; a new one in runs/ if not given.")
 ]

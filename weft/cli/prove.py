@@ -39,7 +39,7 @@ def prove(
             min=0.0,
             metavar="T",
             help="Largest error, as a share of a tensor's largest value. "
-            "[default: 1e-5; of executors, by the pair; of scripts, 1e-4]",
+            "[default: 1e-5, in float64 1e-10; of executors, by the pair; of scripts, 1e-4]",
         ),
     ] = None,
     seeds: Annotated[
@@ -48,6 +48,9 @@ def prove(
     margin: Annotated[
         float, typer.Option(min=0.0, metavar="M", help="A relaxed plan may need up to 1 + M times the samples.")
     ] = 0.5,
+    float64: Annotated[
+        bool, typer.Option("--float64", help="Compute in float64, to 1e-10, where errors are no rounding.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Train the same global batches on the plan's ranks and on one, and compare the parameters after each step. Of a
@@ -59,7 +62,7 @@ def prove(
     if plan is not None or workers is not None or is_script(recipe):
         start_fork_server()  # it imports torch while this process does
     if is_script(recipe):
-        refuse_options("prove", {"--device": device, "--executor": executor, "--set": settings})
+        refuse_options("prove", {"--device": device, "--executor": executor, "--set": settings, "--float64": float64})
         _prove_script(recipe, arguments or [], plan, workers, steps, seed, tolerance, json=json)
     check_no_arguments(recipe, arguments)
     from weft.cli.output import print_json
@@ -75,13 +78,15 @@ def prove(
     if is_relaxed and seeds:
         check_target(chosen, seeds)
     if executor:
+        refuse_options("prove --executor", {"--float64": float64})
         if len(executor) > 2:
             raise UsageError(f"two executors can be compared ({', '.join(executor)}); give one or two")
         pair = (executor[0], executor[1] if len(executor) == 2 else "eager")
         proof: Any = prove_executors(chosen, *pair, seed=seed, num_steps=steps, tolerance=tolerance)
         shown = {"executors": pair}
     else:
-        proof = prove_plan(chosen, seed=seed, num_steps=steps, tolerance=1e-5 if tolerance is None else tolerance)
+        limit = (1e-10 if float64 else 1e-5) if tolerance is None else tolerance
+        proof = prove_plan(chosen, seed=seed, num_steps=steps, tolerance=limit, in_float64=float64)
         shown = {"plan": str(chosen.mutable.plan)}
     passed = proof.passed
     if is_relaxed and seeds and passed:

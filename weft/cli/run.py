@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from weft.cli.options import Device, Json, Out, Plan, Quiet, Repeat, Replay, Seed, Settings, Workers
+from weft.cli.options import Device, Init, Json, Out, Plan, Quiet, Repeat, Replay, Seed, Settings, Workers
 from weft.console import error_console
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def run(
     plan: Plan = None,
     workers: Workers = None,
     device: Device = None,
+    init: Init = None,
     repeat: Repeat = None,
     seed: Seed = None,
     out: Out = None,
@@ -42,7 +43,8 @@ def run(
 
     if replay is not None and (replay / "script.json").is_file():
         given: dict[str, object] = {"RECIPE": recipe, "--set": settings, "--plan": plan, "--workers": workers}
-        given |= {"--device": device, "--repeat": repeat, "--seed": seed, "--resume": resume, "--restarts": restarts}
+        given |= {"--device": device, "--init": init, "--repeat": repeat, "--seed": seed, "--resume": resume}
+        given |= {"--restarts": restarts}
         _replay_script(replay, out, [name for name, value in given.items() if value is not None])
     if plan is not None or workers is not None:
         start_fork_server()  # it imports torch while this process does
@@ -57,14 +59,22 @@ def run(
     def make_job(num_started: int | None) -> Job:
         if replay is not None:
             fixed: dict[str, object] = {"RECIPE": recipe, "--set": settings, "--plan": plan, "--workers": workers}
-            fixed |= {"--device": device, "--repeat": repeat, "--seed": seed, "--resume": resume}
+            fixed |= {"--device": device, "--init": init, "--repeat": repeat, "--seed": seed, "--resume": resume}
             fixed |= {"--restarts": restarts}
             return replayed_job(replay, out, [name for name, value in fixed.items() if value is not None])
         if resume is not None:
-            fixed = {"--set": settings, "--repeat": repeat, "--seed": seed, "--out": out, "--restarts": restarts}
+            fixed = {
+                "--set": settings,
+                "--init": init,
+                "--repeat": repeat,
+                "--seed": seed,
+                "--out": out,
+                "--restarts": restarts,
+            }
             given = [name for name, value in fixed.items() if value is not None]
             return resumed_job(resume, recipe, plan, workers, given, num_started, device=device)
-        chosen = choose_recipe(recipe, settings or [], plan, workers, num_started, device=device)
+        changes = [*(settings or []), *([] if init is None else [f"init={init.absolute()}"])]
+        chosen = choose_recipe(recipe, changes, plan, workers, num_started, device=device)
         if restarts:
             check_restarts(chosen.mutable.plan, repeat or 1)
         return new_job(chosen, num_seeds=repeat or 1, first_seed=seed or 0, out=out)

@@ -47,6 +47,7 @@ METRICS: dict[str, Metric] = {
         Metric("scaling_efficiency", "", "higher"),
         Metric("consensus_distance", "", "lower"),
         Metric("idle_share", "", "lower"),
+        Metric("bubble_share", "", "lower"),
         Metric("staleness", "updates", "lower"),
         Metric("dropped_gradients", "", "lower"),
         Metric("lost_ranks", "", "lower"),

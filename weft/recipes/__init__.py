@@ -3,9 +3,9 @@
 from weft.recipes.catalogue import BUILT_IN, find_recipe
 from weft.recipes.cifar import cifar10_resnet20, cifar10_resnet44
 from weft.recipes.digits import digits_cnn, digits_mlp
-from weft.recipes.fashion import fashion_cnn
+from weft.recipes.fashion import fashion_cnn, fashion_vgg
 from weft.recipes.heat import heat_regression
-from weft.recipes.pydoc import pydoc_gpt, pydoc_lstm
+from weft.recipes.pydoc import pydoc_gpt, pydoc_lstm, pydoc_moe
 
 __all__ = [
     "BUILT_IN",
@@ -14,8 +14,10 @@ __all__ = [
     "digits_cnn",
     "digits_mlp",
     "fashion_cnn",
+    "fashion_vgg",
     "find_recipe",
     "heat_regression",
     "pydoc_gpt",
     "pydoc_lstm",
+    "pydoc_moe",
 ]

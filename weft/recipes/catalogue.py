@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from weft.errors import RecipeError, nearest
 from weft.recipes.cifar import cifar10_resnet20, cifar10_resnet44
 from weft.recipes.digits import digits_cnn, digits_mlp
-from weft.recipes.fashion import fashion_cnn
+from weft.recipes.fashion import fashion_cnn, fashion_vgg
 from weft.recipes.heat import heat_regression
-from weft.recipes.pydoc import pydoc_gpt, pydoc_lstm
+from weft.recipes.pydoc import pydoc_gpt, pydoc_lstm, pydoc_moe
 from weft.training.component import find_by_path
 from weft.training.recipe import Recipe
 
@@ -19,10 +19,12 @@ BUILT_IN: Mapping[str, Callable[[], Recipe]] = {
         digits_mlp,
         digits_cnn,
         fashion_cnn,
+        fashion_vgg,
         cifar10_resnet20,
         cifar10_resnet44,
         pydoc_lstm,
         pydoc_gpt,
+        pydoc_moe,
         heat_regression,
     )
 }

@@ -4,7 +4,7 @@ from weft.metrics.metric import Rule
 from weft.training.component import Component
 from weft.training.recipe import Fixed, Mutable, Recipe
 
-__all__ = ["fashion_cnn"]
+__all__ = ["fashion_cnn", "fashion_vgg"]
 
 
 def fashion_cnn() -> Recipe:
@@ -26,4 +26,26 @@ def fashion_cnn() -> Recipe:
             schedule=Component("cosine"),
         ),
         rules=(Rule("test/accuracy", 0.89),),
+    )
+
+
+def fashion_vgg() -> Recipe:
+    """Four fifths of the parameters are in the linear layers, and nearly all of the time in the convolutions."""
+    return Recipe(
+        name="fashion_vgg",
+        description="VGG-style network with large linear layers on Fashion-MNIST",
+        fixed=Fixed(
+            model=Component("vgg"),
+            data=Component("fashion_mnist"),
+            loss=Component("cross_entropy"),
+            epochs=5,
+            metrics=("accuracy",),
+            target=Rule("accuracy", 0.91),
+        ),
+        mutable=Mutable(
+            batch_size=64,
+            optimizer=Component("adam", lr=5e-4),
+            schedule=Component("cosine"),
+        ),
+        rules=(Rule("test/accuracy", 0.9),),
     )
