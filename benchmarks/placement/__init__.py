@@ -1,0 +1,1 @@
+"""Splits of a model, measured against their cost formulas and against peers."""
