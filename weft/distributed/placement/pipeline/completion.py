@@ -14,6 +14,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from weft.distributed.placement.pipeline.put_off import Grow
 from weft.distributed.placement.pipeline.transport import Transport
 from weft.graph import GradientSink
 from weft.torch_private import shares_memory
@@ -33,8 +34,8 @@ class AbstractCompletion(ABC):
         """Parameters that had no part in that pass have their gradient all the same."""
 
     @abstractmethod
-    def add(self, gradients: Mapping[str, Tensor | None]) -> None:
-        """Of a pass that did not go through `.grad`."""
+    def grow(self, name: str, grow: Grow) -> None:
+        """A gradient that was put off is made."""
 
 
 @final
@@ -85,16 +86,10 @@ class Completion(AbstractCompletion):
             if self._left[name] == 0 and name not in self._complete:
                 self._hand_over(name)
 
-    def add(self, gradients: Mapping[str, Tensor | None]) -> None:
-        for name, gradient in gradients.items():
-            if gradient is None:
-                continue
-            parameter = self._parameters[name]
-            if parameter.grad is None:
-                parameter.grad = gradient.clone() if shares_memory(gradient) else gradient
-            else:
-                parameter.grad.add_(gradient)
-            self._note(name)
+    def grow(self, name: str, grow: Grow) -> None:
+        parameter = self._parameters[name]
+        parameter.grad = grow(parameter.grad)
+        self._note(name)
 
     def finish(self, transport: Transport) -> None:
         """Add up the gradients of tied parameters over their stages. Called by all stages."""

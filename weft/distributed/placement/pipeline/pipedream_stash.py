@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from weft.distributed.placement.pipeline.completion import AbstractCompletion
+from weft.distributed.placement.pipeline.put_off import Grow
 from weft.graph import GradientSink
 from weft.torch_private import shares_memory
 
@@ -59,7 +60,7 @@ class Stash(AbstractCompletion):
             if name in self._missing:
                 sink(name, None)
 
-    def add(self, gradients: Mapping[str, Tensor | None]) -> None:
+    def grow(self, name: str, grow: Grow) -> None:
         raise AssertionError("backward passes of PipeDream are whole")
 
     def clear(self) -> None:

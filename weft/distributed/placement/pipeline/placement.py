@@ -12,6 +12,7 @@ from weft.distributed.placement.mesh import MeshGroups
 from weft.distributed.placement.pipeline.actions import Schedule
 from weft.distributed.placement.pipeline.executor import PipelineExecutor
 from weft.distributed.placement.pipeline.pipedream import PipeDreamExecutor, Stream
+from weft.distributed.placement.pipeline.put_off import Postponement
 from weft.distributed.placement.pipeline.stages import Partition, StageProgram
 from weft.distributed.placement.pipeline.step import RankOfPipeline
 from weft.distributed.placement.pipeline.wiring import Wiring
@@ -130,6 +131,7 @@ class Pipeline(AbstractPlacement):
             loss=loss,
             device=device,
             context=_context_of(make(nn.Identity(), loss), device),
+            postponements=tuple(map(Postponement, modules)),
         )
         world, mesh = self._groups.world, self._mesh
         executor = PipelineExecutor(rank, world, mesh, self._schedule, self._num_micro, self._tied)

@@ -2,13 +2,13 @@
 
     forward of (chunk, micro-batch)     take values -> module -> send values          keeps inputs and outputs
     backward                            take gradients -> autograd -> send gradients  lets them go
-    backward_input, backward_weight     the same in two halves
+    backward_input, backward_weight     the same in two halves, see put_off
 
 A value that comes from another stage is a leaf of this stage's autograd graph, and its gradient is what goes back.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.distributed.placement.pipeline.actions import Action
 from weft.distributed.placement.pipeline.completion import AbstractCompletion
-from weft.distributed.placement.pipeline.split_backward import SplitBackward
+from weft.distributed.placement.pipeline.put_off import Postponement, PutOff
 from weft.distributed.placement.pipeline.stages import INPUT, StageProgram
 from weft.distributed.placement.pipeline.transport import Transport
 from weft.distributed.placement.pipeline.wiring import RANDOM, Edge, Wiring
@@ -58,6 +58,7 @@ class RankOfPipeline:
     Args:
         trained: of each chunk, its trainable parameters by name.
         context: around forward passes; autocast.
+        postponements: of each chunk, for backward passes in two halves.
     """
 
     stage: int
@@ -68,6 +69,7 @@ class RankOfPipeline:
     loss: Loss
     device: torch.device
     context: Callable[[], AbstractContextManager[Any]]
+    postponements: tuple[Postponement, ...] = ()
 
     def number(self, chunk: int) -> int:
         return chunk * self.num_stages + self.stage
@@ -82,7 +84,8 @@ class _Passage:
 
     leaves: dict[str, Tensor] = field(default_factory=dict)  # of values whose gradient is wanted, by id
     roots: dict[str, Tensor] = field(default_factory=dict)  # outputs that need a gradient, by id
-    halves: SplitBackward | None = None
+    gradients: list[Tensor] = field(default_factory=list)  # of the roots, where all is done in the second half
+    put_off: PutOff = field(default_factory=PutOff)
 
 
 @final
@@ -105,6 +108,8 @@ class Step:
         self._rank, self._transport, self._micros = rank, transport, micros
         self._completion = completion
         self._charge = charge
+        self._names = [{id(p): name for name, p in own.items()} for own in rank.trained]
+        self._has_halves = False  # whether backward passes are in two halves
         self._passages: dict[tuple[int, int], _Passage] = {}  # by chunk and micro-batch
         self._local: dict[tuple[int, int], Tensor] = {}  # values that stay on this rank, by edge and micro-batch
         self._local_gradients: dict[tuple[int, int], Tensor] = {}
@@ -115,6 +120,7 @@ class Step:
 
     def run(self, actions: Sequence[Action]) -> None:
         last = {a.chunk: i for i, a in enumerate(actions) if a.kind in ("backward", "backward_weight")}
+        self._has_halves = any(action.kind == "backward_weight" for action in actions)
         posted = 0
         for i, action in enumerate(actions):
             posted = self._post_ahead(actions, max(posted, i), i + AHEAD)
@@ -161,7 +167,7 @@ class Step:
         ]
         self._charge(action, len(micro.batch))
         with use_random_state(random, rank.device):
-            with rank.context(), use_weight_of_loss(micro.weight):
+            with rank.context(), use_weight_of_loss(micro.weight), self._putting_off(action.chunk, passage):
                 outputs = program.module(*arguments)
                 if number == rank.wiring.num_chunks - 1:
                     outputs = (self._lose(outputs, micro, values),)
@@ -239,18 +245,22 @@ class Step:
             completion.end_last(action.chunk)
         self._give_gradients(action, {value: leaf.grad for value, leaf in passage.leaves.items()}, passage)
 
+    def _putting_off(self, chunk: int, passage: _Passage) -> AbstractContextManager[None]:
+        """A chunk that nobody waits for has no first half."""
+        if self._has_halves and passage.leaves:
+            return self._rank.postponements[chunk].use(passage.put_off)
+        return nullcontext()
+
     def _backward_input(self, action: Action) -> None:
-        assert self._completion is not None, "backward passes are of a training step"
         passage = self._passages[action.chunk, action.micro]
         gradients = self._take_gradients(action, passage)
         self._charge(action, len(self._micros[action.micro].batch))
-        found: list[Tensor | None] = [None] * len(passage.leaves)
-        if passage.roots:
-            leaves, trained = list(passage.leaves.values()), self._rank.trained[action.chunk]
-            passage.halves = SplitBackward(list(passage.roots.values()), gradients, leaves, trained)
-            found, early = passage.halves.inputs()
-            self._completion.add(early)
-        self._give_gradients(action, dict(zip(passage.leaves, found, strict=True)), passage)
+        if not passage.leaves:
+            passage.gradients = gradients
+        elif passage.roots:
+            torch.autograd.backward(list(passage.roots.values()), gradients)
+        self._give_gradients(action, {value: leaf.grad for value, leaf in passage.leaves.items()}, passage)
+        passage.roots = {} if passage.leaves else passage.roots
 
     def _backward_weight(self, action: Action, *, is_last: bool) -> None:
         completion = self._completion
@@ -259,8 +269,10 @@ class Step:
         self._charge(action, len(self._micros[action.micro].batch))
         if is_last:
             completion.begin_last(action.chunk)
-        if passage.halves is not None:
-            completion.add(passage.halves.weights())
+        if passage.roots:
+            torch.autograd.backward(list(passage.roots.values()), passage.gradients)
+        for name, grow in passage.put_off.make(self._names[action.chunk]):
+            completion.grow(name, grow)
         if is_last:
             completion.end_last(action.chunk)
 
