@@ -1,6 +1,6 @@
 """Experts on four ranks: the share of a step that is spent in all-to-all, against the cost formula.
 
-    python -m benchmarks.placement.experts [--rounds 6] [--out benchmarks/results/experts.json]
+    python -m benchmarks.placement.experts [--rounds 12] [--out benchmarks/results/experts.json]
 
 Four ranks of one thread each train a GPT with two layers of 8 experts, two on each rank (`expert=4`). In each round
 they measure what a message costs (the probe's ping-pong, alpha and beta), train some steps, and send the all-to-alls of
@@ -17,25 +17,20 @@ A machine with fewer cores than ranks makes ranks wait for each other's computat
 third.
 """
 
-import argparse
-import os
 import time
 from collections.abc import Mapping, Sequence
-from datetime import date
-from pathlib import Path
 from statistics import mean, median
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from weft.atomic import write_json
+from benchmarks.placement.turns import open_rank, report
 from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.collectives import probe
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.calls import AllToAll, Call
 from weft.distributed.group.group import AbstractWork
-from weft.distributed.place import find_launch, open_group
 from weft.distributed.placement import MeshGroups
 from weft.engines.local import run_ranks
 from weft.engines.rank_program import RankProgram
@@ -44,7 +39,6 @@ from weft.planning.collective_cost import collective_cost
 from weft.planning.cost import Cost
 from weft.planning.placement_cost import expert_cost
 from weft.recipes import find_recipe
-from weft.records.machine import describe_machine, describe_source, describe_versions
 from weft.runs.job import with_plan, with_settings
 from weft.training.build import build_splits, build_task
 from weft.training.loop import take_step
@@ -52,9 +46,7 @@ from weft.training.recipe import Recipe
 
 __all__ = ["main", "measure_rank", "predict", "row_of"]
 
-RESULTS = Path(__file__).parent.parent / "results" / "experts.json"
 NUM_RANKS, NUM_EXPERTS, NUM_LAYERS, WIDTH, NUM_STEPS, NUM_WARM_UPS = 4, 8, 2, 128, 4, 1
-MIN_ROUNDS = 6  # an interval of the median needs as many values
 SETTINGS = (
     f"model.width={WIDTH}",
     f"model.hidden={4 * WIDTH}",
@@ -98,9 +90,8 @@ def recipe_of(settings: Sequence[str] = SETTINGS) -> Recipe:
 
 def measure_rank(recipe: dict[str, Any], num_rounds: int) -> list[dict[str, Any]]:
     """The rank program: for each round the network, and of a step its seconds, those of all-to-alls, their bytes."""
-    torch.set_num_threads(1)
     chosen = Recipe.from_dict(recipe)
-    group = TimedGroup(open_group(find_launch(), "shared_memory"))
+    group = TimedGroup(open_rank())
     try:
         plan = chosen.mutable.plan
         replicas = replicas_in(MeshGroups(group, plan.mesh(group.rank)), plan)
@@ -175,23 +166,21 @@ def row_of(ranks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, Any]:
     return row
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Time the all-to-alls of experts on four ranks.")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--out", type=Path, help=f"write the results here, e.g. {RESULTS}")
-    options = parser.parse_args(arguments)
-    load_before = os.getloadavg()[0]
-    given = {"recipe": recipe_of().to_dict(), "num_rounds": max(MIN_ROUNDS, options.rounds)}
-    row = row_of(run_ranks(RankProgram("benchmarks.placement.experts:measure_rank", given), NUM_RANKS))
+def _measure(num_rounds: int, _options: Any) -> list[dict[str, Any]]:
+    given = {"recipe": recipe_of().to_dict(), "num_rounds": num_rounds}
+    return [row_of(run_ranks(RankProgram("benchmarks.placement.experts:measure_rank", given), NUM_RANKS))]
+
+
+def _show(row: Mapping[str, Any]) -> None:
     for name in ("step", "in_all_to_all", "messages", "formula"):
         low, high = row[f"interval_of_{name}_ms"]
         print(
             f"{name:14} {row[f'{name}_ms']:8.2f} ms  ({low:.2f} to {high:.2f})  {row[f'{name}_share']:6.1%} of a step"
         )
-    if options.out:
-        about = {"date": date.today().isoformat(), "machine": describe_machine(), "load_before": load_before}
-        versions = {"versions": describe_versions(), "source": describe_source()}
-        write_json(options.out, {**about, **versions, "rows": [row]})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    report("Time the all-to-alls of experts on four ranks.", "experts", _measure, _show, arguments)
 
 
 if __name__ == "__main__":

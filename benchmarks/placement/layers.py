@@ -1,6 +1,6 @@
 """A VGG-like network on four ranks: all layers data parallel, all split, or each kind in its own way.
 
-    python -m benchmarks.placement.layers [--rounds 8] [--out benchmarks/results/layers.json]
+    python -m benchmarks.placement.layers [--rounds 12] [--out benchmarks/results/layers.json]
 
     data=4      every rank has all layers and a quarter of the samples; gradients of all parameters are added up
     tensor=4    every rank has a quarter of each layer and all samples; activations between layers are added up
@@ -13,41 +13,29 @@ first steps are compared first. Bytes are those that a rank sends to others in a
 all-reduce 2 (N - 1) / N of the message, as of a ring.
 """
 
-import argparse
-import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
-from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from weft.atomic import write_json
+from benchmarks.placement.turns import milliseconds, open_rank, raw_ms, report, slowest, take_turns, times_as_fast
 from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.channels.run_spec import RunSpec
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.calls import AllGather, AllReduce, AllToAll, Call, ReduceScatter
 from weft.distributed.group.group import AbstractWork
-from weft.distributed.place import find_launch, open_group
 from weft.distributed.placement import MeshGroups
 from weft.engines.local import run_ranks
 from weft.engines.rank_program import RankProgram
-from weft.metrics.comparison import compare_pairs
-from weft.metrics.metric import METRICS
-from weft.metrics.statistics import summarise
 from weft.recipes import fashion_vgg
-from weft.records.machine import describe_machine, describe_source, describe_versions
 from weft.training.build import build_splits, build_task
 from weft.training.loop import Task, TrainingState, take_step
-from weft.training.process import keep_freed_memory
 
 __all__ = ["main", "measure_rank", "row_of"]
 
-RESULTS = Path(__file__).parent.parent / "results" / "layers.json"
-NUM_RANKS, NUM_STEPS, MIN_ROUNDS = 4, 2, 6
+NUM_RANKS, NUM_STEPS = 4, 2
 PLANS = ("data=4", "tensor=4", "linear=4")
 SETTINGS = {
     "data": "gratings",
@@ -113,25 +101,21 @@ class Training:
 
 def measure_rank(num_rounds: int) -> dict[str, dict[str, list[float]]]:
     """The rank program: seconds per step by plan, round by round, and the bytes of one step."""
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    world = open_group(find_launch(), "shared_memory")
+    world = open_rank()
     trainings = {plan: _begin(plan, world) for plan in PLANS}
     losses = {plan: [training.step() for _ in range(3)] for plan, training in trainings.items()}
     for plan in PLANS[1:]:
         torch.testing.assert_close(losses[plan], losses[PLANS[0]], rtol=1e-3, atol=1e-4)
-    seconds = {plan: list[float]() for plan in PLANS}
     sent = {plan: list[float]() for plan in PLANS}
-    for round_ in range(num_rounds):
-        for plan in PLANS[round_ % 3 :] + PLANS[: round_ % 3]:
-            training = trainings[plan]
-            training.group.sent[0] = 0.0
-            world.barrier()
-            began = time.perf_counter()
-            for _ in range(NUM_STEPS):
-                training.step()
-            seconds[plan].append((time.perf_counter() - began) / NUM_STEPS)
-            sent[plan].append(training.group.sent[0] / NUM_STEPS)
+
+    def note_bytes(plan: str) -> None:
+        total, trainings[plan].group.sent[0] = trainings[plan].group.sent[0], 0.0
+        sent[plan].append(total / (1 + NUM_STEPS))  # one step of a turn is not timed
+
+    for training in trainings.values():
+        training.group.sent[0] = 0.0
+    steps = {plan: training.step for plan, training in trainings.items()}
+    seconds = take_turns(world, steps, num_rounds, num_steps=NUM_STEPS, after_turn=note_bytes)
     world.barrier()
     return {"seconds": seconds, "sent": sent}
 
@@ -151,40 +135,32 @@ def _begin(plan: str, world: AbstractGroup) -> Training:
 def row_of(ranks: Sequence[Mapping[str, Mapping[str, Sequence[float]]]]) -> dict[str, Any]:
     """Medians of the slowest rank with their intervals (95%), megabytes of a rank, and how many times as long as
     `linear` each other plan takes."""
-    row: dict[str, Any] = {"benchmark": "layers", "ranks": NUM_RANKS, "settings": SETTINGS}
-    slowest = {
-        plan: [max(all_) for all_ in zip(*(rank["seconds"][plan] for rank in ranks), strict=True)] for plan in PLANS
-    }
-    for plan, seconds in slowest.items():
-        summary = summarise([1e3 * value for value in seconds])
-        row[f"{plan}, ms"] = [round(x, 2) for x in (summary.median, summary.interval.low, summary.interval.high)]
+    values = slowest([rank["seconds"] for rank in ranks])
+    row: dict[str, Any] = {"benchmark": "layers", "ranks": NUM_RANKS}
+    for plan, seconds in values.items():
+        row[f"{plan}, ms"] = milliseconds(seconds)
         row[f"{plan}, MB sent"] = round(max(max(rank["sent"][plan]) for rank in ranks) / 1e6, 3)
     for plan in PLANS[:-1]:
-        ratio = compare_pairs(slowest[plan], slowest["linear=4"], METRICS["step_time"])
-        bounds = [round(ratio.interval.low, 3), round(ratio.interval.high, 3)]
-        row[f"{plan} / linear=4"] = {"ratio": round(ratio.ratio, 3), "interval": bounds}
-    row["raw_ms"] = {plan: [round(1e3 * value, 3) for value in seconds] for plan, seconds in slowest.items()}
-    return row
+        row[f"{plan} / linear=4"] = times_as_fast(values[plan], values["linear=4"])
+    return {**row, "raw_settings": SETTINGS, "raw_ms": raw_ms(values)}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Time a VGG-like network under three plans.")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--out", type=Path, help=f"write the results here, e.g. {RESULTS}")
-    options = parser.parse_args(arguments)
-    load_before = os.getloadavg()[0]
-    given = {"num_rounds": max(MIN_ROUNDS, options.rounds)}
-    row = row_of(run_ranks(RankProgram("benchmarks.placement.layers:measure_rank", given), NUM_RANKS))
+def _measure(num_rounds: int, _options: Any) -> list[dict[str, Any]]:
+    program = RankProgram("benchmarks.placement.layers:measure_rank", {"num_rounds": num_rounds})
+    return [row_of(run_ranks(program, NUM_RANKS))]
+
+
+def _show(row: Mapping[str, Any]) -> None:
     for plan in PLANS:
         middle, low, high = row[f"{plan}, ms"]
         print(f"{plan}: {middle:.1f} ms ({low:.1f} to {high:.1f}), {row[f'{plan}, MB sent']:.2f} MB sent by a rank")
     best = min(PLANS, key=lambda plan: float(row[f"{plan}, ms"][0]))
     least = min(PLANS, key=lambda plan: float(row[f"{plan}, MB sent"]))
     print(f"quickest: {best}; fewest bytes: {least}")
-    if options.out:
-        about = {"date": date.today().isoformat(), "machine": describe_machine(), "load_before": load_before}
-        versions = {"versions": describe_versions(), "source": describe_source()}
-        write_json(options.out, {**about, **versions, "rows": [row]})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    report("Time a VGG-like network under three plans.", "layers", _measure, _show, arguments)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Parameters, gradients and optimizer state split over ranks: Weft's levels 1 to 3 against FSDP2, over Gloo as users
 have it and over the backend "weft".
 
-    python -m benchmarks.placement.sharded [--ranks 2] [--rounds 10] [--out benchmarks/results/sharded.json]
+    python -m benchmarks.placement.sharded [--ranks 2 4] [--rounds 10] [--out benchmarks/results/sharded.json]
 
 A GPT of 8 layers, cut by layers on both sides, with AdamW of torch.optim; ranks of one thread each. All systems are in
 the same processes and take turns, a few steps each, in an order that changes from round to round; the time is that of
@@ -11,41 +11,40 @@ the slowest rank. Level 3 is compared with FSDP2 as it is, which gathers paramet
 Live bytes are those of one rank while gradients wait for the update, against the formula.
 """
 
-import argparse
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import date
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.atomic import write_json
+from benchmarks.placement.turns import (
+    milliseconds,
+    open_rank,
+    raw_ms,
+    report,
+    slowest,
+    take_turns,
+    times_as_fast,
+    use_peers,
+)
 from weft.distributed.channels.all_reduce import replicas_in
 from weft.distributed.group import AbstractGroup
-from weft.distributed.place import find_launch, open_group
 from weft.distributed.placement import DataParallel, MeshGroups
 from weft.distributed.placement.live_bytes import bytes_kept_by, live_bytes
 from weft.engines.local import run_ranks
 from weft.engines.rank_program import RankProgram
 from weft.graph import EagerExecutor
-from weft.metrics.comparison import compare_pairs
-from weft.metrics.metric import METRICS
-from weft.metrics.statistics import summarise
 from weft.planning.placement_cost import Held, sharded_memory
-from weft.records.machine import describe_machine, describe_source, describe_versions
 from weft.specs import Batch, parse_plan
 from weft.training.optimizers import TorchOptimizer
-from weft.training.process import keep_freed_memory
 from weft.training.replicas import Update
 
 __all__ = ["main", "measure_rank", "row_of"]
 
-RESULTS = Path(__file__).parent.parent / "results" / "sharded.json"
-NUM_STEPS, MIN_ROUNDS, WIDTH, NUM_LAYERS, LENGTH, NUM_WORDS = 2, 6, 384, 8, 64, 512
+NUM_STEPS, WIDTH, NUM_LAYERS, LENGTH, NUM_WORDS = 2, 384, 8, 64, 512
 PEERS = {"gloo": 1.3, "weft": 1.0}
 """Backends of FSDP2, and how many times as fast Weft is to be."""
 
@@ -149,34 +148,21 @@ def _held_by_peer(model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
 
 def measure_rank(num_rounds: int) -> dict[str, Any]:
     """The rank program: seconds per step by system, round by round, and live bytes."""
-    import torch.distributed as dist
-
-    from weft.distributed.torch_backend import register
-
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    group = open_group(find_launch(), "shared_memory")
-    register()
-    store = f"file://{os.environ['WEFT_MEETING']}/peers"
-    dist.init_process_group("gloo", init_method=store, rank=group.rank, world_size=group.size)
-    backends = {"gloo": dist.group.WORLD, "weft": dist.new_group(backend="weft")}
-    batch, held = batch_of(group.rank), dict[str, list[Held]]()
-    steps: dict[str, Steps] = {}
-    for level in (1, 2, 3):
-        name = f"weft level {level}"
-        steps[name] = weft_steps(group, level, batch, held.setdefault(name, []))
-    for backend, peer in backends.items():
-        for reshards in (False, True):
-            name = peer_name(backend, reshards)
-            steps[name] = peer_steps(peer, batch, held.setdefault(name, []), reshards=reshards)
-    try:
+    with closing(open_rank()) as group, use_peers(group) as backends:
+        batch, held = batch_of(group.rank), dict[str, list[Held]]()
+        steps: dict[str, Steps] = {}
+        for level in (1, 2, 3):
+            name = f"weft level {level}"
+            steps[name] = weft_steps(group, level, batch, held.setdefault(name, []))
+        for backend, peer in backends.items():
+            for reshards in (False, True):
+                name = peer_name(backend, reshards)
+                steps[name] = peer_steps(peer, batch, held.setdefault(name, []), reshards=reshards)
         _compare_losses({name: [next(own) for _ in range(3)] for name, own in steps.items()})
-        values = _take_turns(steps, group, num_rounds)
+        turns = {name: partial(next, own) for name, own in steps.items()}
+        values = take_turns(group, turns, num_rounds, num_steps=NUM_STEPS)
         parameters = sum(p.nbytes for p in build().parameters())
         return {"values": values, "held": {n: vars(h[-1]) for n, h in held.items()}, "parameters": parameters}
-    finally:
-        dist.destroy_process_group()
-        group.close()
 
 
 def peer_name(backend: str, reshards: bool) -> str:
@@ -189,69 +175,38 @@ def _compare_losses(losses: Mapping[str, list[float]]) -> None:
         torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-4, atol=1e-4)
 
 
-def _take_turns(steps: Mapping[str, Steps], group: AbstractGroup, num_rounds: int) -> dict[str, list[float]]:
-    values = {name: list[float]() for name in steps}
-    names = list(steps)
-    for number in range(num_rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            next(steps[name])
-            group.barrier()
-            began = time.perf_counter()
-            for _ in range(NUM_STEPS):
-                next(steps[name])
-            values[name].append((time.perf_counter() - began) / NUM_STEPS)
-    return values
-
-
 def row_of(level: int, ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Medians of the slowest rank, how many times as fast as each peer Weft is with the interval (95%), and bytes."""
-    own = f"weft level {level}"
+    own, values = f"weft level {level}", slowest([rank["values"] for rank in ranks])
     peers = {backend: peer_name(backend, reshards=level == 3) for backend in PEERS}
-    slowest: Callable[[str], list[float]] = lambda name: [  # noqa: E731
-        max(several) for several in zip(*(rank["values"][name] for rank in ranks), strict=True)
-    ]
+    values = {name: values[name] for name in (own, *peers.values())}
     row: dict[str, Any] = {"benchmark": "sharded", "level": level, "ranks": len(ranks)}
-    for name in (own, *peers.values()):
-        summary = summarise([1e3 * value for value in slowest(name)])
-        row[f"{name}, ms"] = [round(x, 2) for x in (summary.median, summary.interval.low, summary.interval.high)]
+    row |= {f"{name.replace(own, 'weft')}, ms": milliseconds(seconds) for name, seconds in values.items()}
     for backend, name in peers.items():
-        ratio = compare_pairs(slowest(name), slowest(own), METRICS["step_time"])
-        bounds = [round(ratio.interval.low, 3), round(ratio.interval.high, 3)]
-        row[f"{name} / weft"] = {"ratio": round(ratio.ratio, 3), "interval": bounds, "bar": PEERS[backend]}
+        row[f"{name} / weft"] = times_as_fast(values[name], values[own], PEERS[backend])
     size = ranks[0]["parameters"]
     expected = sharded_memory(level, len(ranks), size, 2 * size)
-    row["formula_bytes"] = vars(expected)
-    row["live_bytes"] = [rank["held"][own] for rank in ranks]
     row["live_over_formula"] = round(max(Held(**rank["held"][own]).total for rank in ranks) / expected.total, 3)
-    row["raw_ms"] = {name: [round(1e3 * value, 3) for value in slowest(name)] for name in (own, *peers.values())}
-    return row
+    bytes_of = {"formula": vars(expected), "live": [rank["held"][own] for rank in ranks]}
+    return {**row, "raw_bytes": bytes_of, "raw_ms": raw_ms(values)}
+
+
+def _measure(num_rounds: int, options: Any) -> list[dict[str, Any]]:
+    program = RankProgram("benchmarks.placement.sharded:measure_rank", {"num_rounds": num_rounds})
+    return [row_of(level, ranks) for n in options.ranks for ranks in [run_ranks(program, n)] for level in (1, 2, 3)]
+
+
+def _show(row: Mapping[str, Any]) -> None:
+    bytes_of = f"live bytes {row['live_over_formula']} of the formula's"
+    print(f"level {row['level']}, {row['ranks']} ranks: weft {row['weft, ms'][0]:.1f} ms, {bytes_of}")
+    for backend in PEERS:
+        name = peer_name(backend, reshards=row["level"] == 3)
+        found, (low, high) = row[f"{name} / weft"], row[f"{name} / weft"]["interval"]
+        print(f"  {name}: {row[f'{name}, ms'][0]:.1f} ms, {found['ratio']:.2f} times ({low:.2f} to {high:.2f})")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Time sharded training against FSDP2.")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--out", type=Path, help=f"write the results here, e.g. {RESULTS}")
-    options = parser.parse_args(arguments)
-    load_before = os.getloadavg()[0]
-    given = {"num_rounds": max(MIN_ROUNDS, options.rounds)}
-    ranks = run_ranks(RankProgram("benchmarks.placement.sharded:measure_rank", given), options.ranks)
-    rows = [row_of(level, ranks) for level in (1, 2, 3)]
-    for row in rows:
-        level = row["level"]
-        print(
-            f"level {level}: weft {row[f'weft level {level}, ms'][0]:.1f} ms, "
-            f"live bytes {row['live_over_formula']} of the formula's"
-        )
-        for backend in PEERS:
-            name = peer_name(backend, reshards=level == 3)
-            found, (low, high) = row[f"{name} / weft"], row[f"{name} / weft"]["interval"]
-            print(f"  {name}: {row[f'{name}, ms'][0]:.1f} ms, {found['ratio']:.2f} times ({low:.2f} to {high:.2f})")
-    if options.out:
-        about = {"date": date.today().isoformat(), "machine": describe_machine(), "load_before": load_before}
-        versions = {"versions": describe_versions(), "source": describe_source()}
-        write_json(options.out, {**about, **versions, "rows": rows})
+    report("Time sharded training against FSDP2.", "sharded", _measure, _show, arguments, rounds=10, ranks=2)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Layers split over two ranks: Weft's against DTensor, over Gloo as users have it and over the backend "weft".
 
-    python -m benchmarks.placement.tensor [--rounds 12] [--out benchmarks/results/tensor.json]
+    python -m benchmarks.placement.tensor [--rounds 20] [--out benchmarks/results/tensor.json]
 
 Two ranks of one thread each, forward and backward of the same module with the same weights and inputs, split alike
 (columns, then rows). All three are in the same two processes and take turns, a few steps each, in an order that changes
@@ -11,37 +11,35 @@ from round to round; the time is that of the slower rank. The outputs and gradie
     attention     8 heads of 64, 4 sequences of 128       queries, keys, values apart
 """
 
-import argparse
-import os
-import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date
-from pathlib import Path
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from weft.atomic import write_json
+from benchmarks.placement.turns import (
+    milliseconds,
+    open_rank,
+    raw_ms,
+    report,
+    slowest,
+    take_turns,
+    times_as_fast,
+    use_peers,
+)
 from weft.distributed.group import AbstractGroup
-from weft.distributed.place import find_launch, open_group
 from weft.distributed.placement.rules import Rules
 from weft.distributed.placement.tensor import TensorParallel
 from weft.engines.local import run_ranks
 from weft.engines.rank_program import RankProgram
-from weft.metrics.comparison import compare_pairs
-from weft.metrics.metric import METRICS
-from weft.metrics.statistics import summarise
-from weft.records.machine import describe_machine, describe_source, describe_versions
 from weft.training.placement import WholeModel
-from weft.training.process import keep_freed_memory
 
 __all__ = ["main", "measure_rank", "row_of"]
 
-RESULTS = Path(__file__).parent.parent / "results" / "tensor.json"
-NUM_RANKS, NUM_STEPS, MIN_ROUNDS = 2, 5, 6
-PEERS = ("DTensor over gloo", "DTensor over weft")
+NUM_RANKS, NUM_STEPS = 2, 5
 BARS = {"DTensor over gloo": 1.3, "DTensor over weft": 1.0}
 
 
@@ -74,22 +72,9 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...], Mapping[str,
 
 def measure_rank(num_rounds: int) -> dict[str, dict[str, list[float]]]:
     """The rank program: seconds per step by case and system, round by round."""
-    import torch.distributed as dist
-
-    from weft.distributed.torch_backend import register
-
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    group = open_group(find_launch(), "shared_memory")
-    register()
-    store = f"file://{os.environ['WEFT_MEETING']}/peers"
-    dist.init_process_group("gloo", init_method=store, rank=group.rank, world_size=group.size)
-    groups = {"DTensor over gloo": dist.group.WORLD, "DTensor over weft": dist.new_group(backend="weft")}
-    try:
-        return {case: _measure(case, group, groups, num_rounds) for case in CASES}
-    finally:
-        dist.destroy_process_group()
-        group.close()
+    with closing(open_rank()) as group, use_peers(group) as backends:
+        peers = {f"DTensor over {name}": peer for name, peer in backends.items()}
+        return {case: _measure(case, group, peers, num_rounds) for case in CASES}
 
 
 def _measure(case: str, group: AbstractGroup, peers: Mapping[str, Any], num_rounds: int) -> dict[str, list[float]]:
@@ -102,17 +87,8 @@ def _measure(case: str, group: AbstractGroup, peers: Mapping[str, Any], num_roun
     found = {name: _step(model, x) for name, model in models.items()}
     for name in peers:
         torch.testing.assert_close(found[name], found["weft"], rtol=1e-4, atol=1e-5)
-    values = {name: list[float]() for name in models}
-    for round_ in range(num_rounds):
-        order = list(models)[round_ % 3 :] + list(models)[: round_ % 3]
-        for name in order:
-            _step(models[name], x)
-            group.barrier()
-            began = time.perf_counter()
-            for _ in range(NUM_STEPS):
-                _step(models[name], x)
-            values[name].append((time.perf_counter() - began) / NUM_STEPS)
-    return values
+    steps = {name: partial(_step, model, x) for name, model in models.items()}
+    return take_turns(group, steps, num_rounds, num_steps=NUM_STEPS)
 
 
 def _build(make: Callable[[], nn.Module]) -> nn.Module:
@@ -143,38 +119,27 @@ def _step(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def row_of(case: str, ranks: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
     """Medians of the slower rank, and how many times as fast as each peer Weft is, with the interval (95%)."""
-    values = {name: [max(pair) for pair in zip(*(rank[name] for rank in ranks), strict=True)] for name in ranks[0]}
+    values = slowest(ranks)
     row: dict[str, Any] = {"benchmark": "tensor", "case": case, "ranks": NUM_RANKS}
-    for name, seconds in values.items():
-        summary = summarise([1e3 * value for value in seconds])
-        row[f"{name}, ms"] = [round(x, 3) for x in (summary.median, summary.interval.low, summary.interval.high)]
-    for name in PEERS:
-        ratio = compare_pairs(values[name], values["weft"], METRICS["step_time"])
-        bounds = [round(ratio.interval.low, 3), round(ratio.interval.high, 3)]
-        row[f"{name} / weft"] = {"ratio": round(ratio.ratio, 3), "interval": bounds, "bar": BARS[name]}
-    row["raw_ms"] = {name: [round(1e3 * value, 4) for value in seconds] for name, seconds in values.items()}
-    return row
+    row |= {f"{name}, ms": milliseconds(seconds) for name, seconds in values.items()}
+    row |= {f"{name} / weft": times_as_fast(values[name], values["weft"], bar) for name, bar in BARS.items()}
+    return {**row, "raw_ms": raw_ms(values)}
+
+
+def _measure_all(num_rounds: int, _options: Any) -> list[dict[str, Any]]:
+    ranks = run_ranks(RankProgram("benchmarks.placement.tensor:measure_rank", {"num_rounds": num_rounds}), NUM_RANKS)
+    return [row_of(case, [rank[case] for rank in ranks]) for case in CASES]
+
+
+def _show(row: Mapping[str, Any]) -> None:
+    print(f"{row['case']}: weft {row['weft, ms'][0]:.2f} ms")
+    for name in BARS:
+        found, (low, high) = row[f"{name} / weft"], row[f"{name} / weft"]["interval"]
+        print(f"  {name}: {row[f'{name}, ms'][0]:.2f} ms, {found['ratio']:.2f} times ({low:.2f} to {high:.2f})")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Time split layers against DTensor.")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--out", type=Path, help=f"write the results here, e.g. {RESULTS}")
-    options = parser.parse_args(arguments)
-    load_before = os.getloadavg()[0]
-    given = {"num_rounds": max(MIN_ROUNDS, options.rounds)}
-    ranks = run_ranks(RankProgram("benchmarks.placement.tensor:measure_rank", given), NUM_RANKS)
-    rows = [row_of(case, [rank[case] for rank in ranks]) for case in CASES]
-    for row in rows:
-        print(f"{row['case']}: weft {row['weft, ms'][0]:.2f} ms")
-        for name in PEERS:
-            found = row[f"{name} / weft"]
-            low, high = found["interval"]
-            print(f"  {name}: {row[f'{name}, ms'][0]:.2f} ms, {found['ratio']:.2f} times ({low:.2f} to {high:.2f})")
-    if options.out:
-        about = {"date": date.today().isoformat(), "machine": describe_machine(), "load_before": load_before}
-        versions = {"versions": describe_versions(), "source": describe_source()}
-        write_json(options.out, {**about, **versions, "rows": rows})
+    report("Time split layers against DTensor.", "tensor", _measure_all, _show, arguments, rounds=20)
 
 
 if __name__ == "__main__":
