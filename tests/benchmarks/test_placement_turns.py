@@ -14,7 +14,7 @@ from weft.distributed.group import SoloGroup
 
 def test_another_system_is_first_in_every_round_and_one_step_of_a_turn_is_not_timed() -> None:
     order: list[str] = []
-    steps = {name: lambda name=name: order.append(name) for name in "abc"}  # type: ignore[misc]
+    steps = {name: lambda name=name: order.append(name) for name in "abc"}
     turns: list[str] = []
     values = take_turns(SoloGroup(), steps, 3, num_steps=2, after_turn=turns.append)
     assert turns == list("abcbcacab")
