@@ -13,6 +13,7 @@ pipeline, a group that splits layers. What replicas hold together (`shard`, `exp
     linear        x            -                    -                       -                    -              -
 """
 
+import math
 from dataclasses import replace
 
 from weft.specs.axes import AXES
@@ -47,6 +48,10 @@ def _one_by_one(plan: Plan) -> Plan:
     """With the usual schedule."""
     usual = Choice("1f1b", tuple(AXES["schedule"]["1f1b"].parameters.items()))
     return replace(plan, schedule=usual)
+
+
+def _cut_as_usual(plan: Plan) -> Plan:
+    return replace(plan, cut=Plan().cut)
 
 
 def _is_measured(plan: Plan) -> bool:
@@ -103,6 +108,16 @@ PLACEMENT_REFUSALS: tuple[Refusal, ...] = (
         lambda plan: _streams(plan) and not _is_synchronous_group(plan),
         "stages that update with every micro-batch have no step in common in which replicas could meet",
         _one_by_one,
+    ),
+    Refusal(
+        lambda plan: plan.cut != Plan().cut and plan.pipeline == 1,
+        "a model in one stage is not cut",
+        _cut_as_usual,
+    ),
+    Refusal(
+        lambda plan: _streams(plan) and plan.stage_memory < math.inf,
+        "stages that update with every micro-batch keep several versions of their weights, which no bound counts",
+        lambda plan: replace(plan, cut=with_parameters(plan.cut, memory=math.inf)),
     ),
     Refusal(
         lambda plan: _streams(plan) and _is_measured(plan),

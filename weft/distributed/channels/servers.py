@@ -74,7 +74,7 @@ def use_servers(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[Abs
             yield None
             return
         settings = settings_of(plan, _optimizer_of(spec), spec.clip_norm)
-        mesh, placement = plan.mesh(own.address), _placement_of(groups, plan, spec) if groups else None
+        mesh, placement = plan.mesh(own.address), _placement_of(groups, plan, place, spec) if groups else None
         yield ServedReplicas(
             _part_of(own, plan, mesh.part),
             settings,
@@ -98,11 +98,11 @@ def _open_groups(plan: Plan, place: AbstractPlace, opened: ExitStack) -> MeshGro
     return groups
 
 
-def _placement_of(groups: MeshGroups, plan: Plan, spec: RunSpec) -> AbstractPlacement:
+def _placement_of(groups: MeshGroups, plan: Plan, place: AbstractPlace, spec: RunSpec) -> AbstractPlacement:
     """A collective call."""
     open_groups(groups)
     codec, rules = make_codec(plan.compress), Rules(spec.rules)
-    placement, _ = choose_placement(groups, plan, codec, whole_gradients=True, rules=rules)
+    placement, _ = choose_placement(groups, plan, codec, whole_gradients=True, rules=rules, times=place.times)
     return placement
 
 

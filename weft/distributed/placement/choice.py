@@ -46,11 +46,13 @@ def place(
     whole_gradients: bool,
     rules: Rules = NO_RULES,
     stream: object = None,
+    times: object = None,
 ) -> tuple[AbstractPlacement, Callable[[], AbstractReducer] | None]:
     """The placement of a plan, and how sums of gradients come to where it needs them; None for all, to all ranks.
 
     Args:
         stream: of a pipeline that is never emptied, for whoever places its stages.
+        times: of computation where time is virtual, for whoever cuts stages.
     """
     placement: AbstractPlacement = WholeModel()
     split = [axis for axis in MAKERS if getattr(plan, axis) != 1]
@@ -58,7 +60,7 @@ def place(
     for axis in split:
         options: dict[str, object] = {"rules": rules} if axis in WORDS else {}
         if axis == "pipeline":
-            options["stream"] = stream
+            options |= {"stream": stream, "times": times}
         placement = load(MAKERS[axis])(groups, plan, placement, **options)
     if plan.shard == 1:
         return placement, None
