@@ -85,11 +85,6 @@ PLACEMENT_REFUSALS: tuple[Refusal, ...] = (
         _in_step,
     ),
     Refusal(
-        lambda plan: plan.linear > 1 and plan.pipeline > 1,
-        "the linear layers that are split are those at the end of a model, which one stage has",
-        lambda plan: replace(plan, data=plan.data * plan.linear, linear=1),
-    ),
-    Refusal(
         lambda plan: plan.linear > 1 and plan.compress != Choice("none"),
         "gradients of linear layers are not sent, of activations they are, and those are not compressed",
         lambda plan: replace(plan, compress=Choice("none")),
