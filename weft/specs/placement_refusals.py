@@ -110,6 +110,11 @@ PLACEMENT_REFUSALS: tuple[Refusal, ...] = (
         _cut_as_usual,
     ),
     Refusal(
+        lambda plan: _streams(plan) and (plan.shard > 1 or _mixes_samples(plan)),
+        "stages that update with every micro-batch are replicated on data alone",
+        _one_by_one,
+    ),
+    Refusal(
         lambda plan: _streams(plan) and plan.stage_memory < math.inf,
         "stages that update with every micro-batch keep several versions of their weights, which no bound counts",
         lambda plan: replace(plan, cut=with_parameters(plan.cut, memory=math.inf)),

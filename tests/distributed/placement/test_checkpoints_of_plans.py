@@ -36,6 +36,7 @@ GPT = (
     "shard=2 shard_level=2",
     "pipeline=2 schedule=interleaved(2,chunks=2)",
     "linear=2",
+    "pipeline=2 linear=2 schedule=1f1b(2) cut=time(stages=measured)",
     "shard=2 pipeline=2 schedule=gpipe(2)",
     "data=1",
 )
@@ -46,6 +47,7 @@ STATISTICS = (
     "pipeline=2 schedule=gpipe(2)",
     "pipeline=2 schedule=gpipe(2) cut=parameters",
     "linear=2",
+    "pipeline=2 linear=2 schedule=gpipe(2)",
     "shard=2 shard_level=3",
     "data=1",
 )
