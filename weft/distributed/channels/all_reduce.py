@@ -5,6 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 from weft.distributed.channels.run_spec import RunSpec
 from weft.distributed.channels.share_log import measured_shares
+from weft.distributed.channels.stage_log import stage_log
 from weft.distributed.codecs import make_codec
 from weft.distributed.consistency import relax
 from weft.distributed.group.clock import VirtualTimes
@@ -48,8 +49,9 @@ def replicas_in(
     codec = make_codec(plan.compress)
     open_groups(groups)
     stream = make_stream(plan, groups.mesh)
+    of_stages = {"stream": stream, "times": times, "log": stage_log(plan, groups.mesh, spec)}
     placement, make_reducer = place(
-        groups, plan, codec, whole_gradients=spec.whole_gradients, rules=Rules(spec.rules), stream=stream, times=times
+        groups, plan, codec, whole_gradients=spec.whole_gradients, rules=Rules(spec.rules), of_stages=of_stages
     )
     synchronous = DataParallel(
         groups.replicas,

@@ -21,6 +21,7 @@ from pathlib import Path
 from weft.distributed.channels.addresses import use_addresses
 from weft.distributed.channels.run_spec import RunSpec
 from weft.distributed.channels.share_log import measured_shares
+from weft.distributed.channels.stage_log import stage_log
 from weft.distributed.codecs import make_codec
 from weft.distributed.consistency.server import (
     HostSpec,
@@ -102,7 +103,8 @@ def _placement_of(groups: MeshGroups, plan: Plan, place: AbstractPlace, spec: Ru
     """A collective call."""
     open_groups(groups)
     codec, rules = make_codec(plan.compress), Rules(spec.rules)
-    placement, _ = choose_placement(groups, plan, codec, whole_gradients=True, rules=rules, times=place.times)
+    of_stages = {"times": place.times, "log": stage_log(plan, groups.mesh, spec)}
+    placement, _ = choose_placement(groups, plan, codec, whole_gradients=True, rules=rules, of_stages=of_stages)
     return placement
 
 

@@ -1,7 +1,9 @@
 """Cuts that a plan asks for: by time, for ranks of unequal speed, in a bounded memory; the same on all ranks."""
 
+import json
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from weft.distributed.placement import MeshGroups
 from weft.distributed.placement.pipeline import partition_units, schedule_of
 from weft.distributed.placement.pipeline.cutting import Cutting, kept_by
 from weft.distributed.virtual import run_virtual
-from weft.errors import PlanError
+from weft.errors import PlanError, RunFolderError
 from weft.records.run_folder import create_run_folder
 from weft.simulation.computation import ComputeModel
 from weft.simulation.simulation import Simulation, simulate
@@ -124,10 +126,10 @@ def ready(seconds: dict[int, float]) -> ComputeModel:
     return ComputeModel(0.1, 0.0, 0.0, {name: (1 + 2 * end / sum(times)) / 3 for name, end in ends.items()})
 
 
-def simulated(folder: Path, plan: str, compute: ComputeModel, slow: str | None = None) -> Simulation:
+def simulated(folder: Path, plan: str, compute: ComputeModel, slow: str | None = None, **options: Any) -> Simulation:
     recipe = MLP.with_setting("plan", plan).with_setting("epochs", "0.2")
     stragglers = parse_stragglers(slow) if slow else ()
-    return simulate(recipe, folder=create_run_folder(folder, "run"), compute=compute, stragglers=stragglers)
+    return simulate(recipe, folder=create_run_folder(folder, "run"), compute=compute, stragglers=stragglers, **options)
 
 
 def test_the_virtual_cluster_cuts_by_what_it_charges_and_by_its_slow_ranks(tmp_path: Path) -> None:
@@ -146,3 +148,35 @@ def test_the_virtual_cluster_cuts_by_what_it_charges_and_by_its_slow_ranks(tmp_p
 def test_whatever_the_cut_stages_are_those_of_one_rank(cut: str) -> None:
     proof = prove(MLP, f"data=2 pipeline=2 cut={cut} {SCHEDULE}", dtype=torch.float64)
     assert proof.passed, proof.finding
+
+
+def layers_noted(folder: Path) -> list[list[str]]:
+    head = (folder / "decisions" / "seed-0" / "stages.jsonl").read_text().splitlines()[0]
+    found: list[list[str]] = json.loads(head)["layers"]
+    return found
+
+
+def test_a_run_notes_its_stages_and_is_repeated_with_them(tmp_path: Path) -> None:
+    """Whichever ranks are slow now."""
+    plan = f"pipeline=2 cut=time(measured) {SCHEDULE}"
+    first = simulated(tmp_path / "a", plan, ready({}), "rank 1 3x slower")
+    noted = layers_noted(tmp_path / "a")
+    assert len(noted[0]) > len(noted[1]) and len({*noted[0], *noted[1]}) == 9
+    other = simulated(tmp_path / "b", plan, ready({}), "rank 0 3x slower")
+    assert len(layers_noted(tmp_path / "b")[0]) < len(noted[0])
+    again = simulated(tmp_path / "c", plan, ready({}), "rank 0 3x slower", replay=tmp_path / "a")
+    assert layers_noted(tmp_path / "c") == noted and again.virtual_seconds > other.virtual_seconds
+    assert again.record.repetitions[0].hashes == first.record.repetitions[0].hashes
+
+
+def test_a_cut_of_another_model_is_not_repeated(tmp_path: Path) -> None:
+    plan = f"pipeline=2 cut=time {SCHEDULE}"
+    simulated(tmp_path / "a", plan, ready({}))
+    path = tmp_path / "a" / "decisions" / "seed-0" / "stages.jsonl"
+    path.write_text(path.read_text().rpartition("[")[0] + '["stages",0,99]\n')
+    with pytest.raises(PlanError, match=r"model was not cut at these places \(first units: \[0, 99\]"):
+        simulated(tmp_path / "b", plan, ready({}), replay=tmp_path / "a")
+    path.unlink()
+    with pytest.raises(RunFolderError, match="no record of where its model was cut"):
+        simulated(tmp_path / "c", plan, ready({}), replay=tmp_path / "a")
+    simulated(tmp_path / "d", f"pipeline=2 {SCHEDULE}", ready({}), replay=tmp_path / "a")  # the same every time

@@ -10,8 +10,10 @@ Where time is virtual, layers take what the cluster charges for them, and a prob
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +29,16 @@ from weft.distributed.placement.shares import measure_stages
 from weft.metrics.timing import synchronise_device
 from weft.specs import Plan
 
-__all__ = ["Cutting", "kept_by"]
+__all__ = ["CutLog", "Cutting", "kept_by"]
+
+
+class CutLog(Protocol):
+    """Where cuts are noted, and where those of a run that is repeated come from."""
+
+    def begin(self) -> Sequence[int] | None:
+        """A model is about to be cut. The first units of stages in the run that this one repeats; None to decide."""
+
+    def note(self, cut: Partition) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -43,20 +54,26 @@ class Cutting:
     plan: Plan
     schedule: Schedule | None = None
     times: VirtualTimes | None = None
+    log: CutLog | None = None
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], num_parts: int) -> Partition:
         num_chunks = num_parts // self.plan.pipeline
         memory = self.plan.stage_memory / num_chunks
-        return partition(
+        recorded = self.log.begin() if self.log is not None else None
+        cut = partition(
             module,
             inputs,
             num_parts,
             self._costs(),
-            speeds=self._speeds(module) * num_chunks,
+            speeds=self._speeds(module) * num_chunks if recorded is None else None,
             memory=memory if memory < math.inf else None,
             kept=None if self.schedule is None else kept_by(self.schedule),
             group=self.groups.world,
+            firsts=recorded,
         )
+        if self.log is not None:
+            self.log.note(cut)
+        return cut
 
     def _costs(self) -> Costs:
         costs = self.plan.stage_costs

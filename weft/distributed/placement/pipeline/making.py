@@ -8,7 +8,7 @@ from functools import partial
 from weft.distributed.group.clock import VirtualTimes
 from weft.distributed.placement.mesh import MeshGroups
 from weft.distributed.placement.pipeline.actions import Schedule
-from weft.distributed.placement.pipeline.cutting import Cutting
+from weft.distributed.placement.pipeline.cutting import CutLog, Cutting
 from weft.distributed.placement.pipeline.pipedream import Stream
 from weft.distributed.placement.pipeline.placement import MakePartition, Pipeline
 from weft.specs import Plan
@@ -35,6 +35,7 @@ def make_pipeline(
     partition: MakePartition | None = None,
     stream: Stream | None = None,
     times: VirtualTimes | None = None,
+    log: CutLog | None = None,
 ) -> AbstractPlacement:
     """The placement of a rank on the axis `pipeline`. A collective call.
 
@@ -42,10 +43,11 @@ def make_pipeline(
         partition: cuts the model; by default as the plan says.
         stream: of minibatches, where the pipeline is never emptied.
         times: of computation, where it takes none by itself.
+        log: where cuts are noted.
     """
     is_bounded = plan.stage_memory < math.inf
     schedule = schedule_of(plan.pipeline, plan.schedule, plan.num_micro_batches) if is_bounded else None
-    cut, num_chunks = partition or Cutting(groups, plan, schedule, times), int(plan.schedule.get("chunks", 1))
+    cut, num_chunks = partition or Cutting(groups, plan, schedule, times, log), int(plan.schedule.get("chunks", 1))
     if stream is not None:  # its evaluations go through the stages in micro-batches, and nothing else does
         make = partial(_schedule_for, plan.pipeline, Choice("1f1b"))
         return Pipeline(groups, inner, make, 2 * plan.pipeline, num_chunks, cut, stream)

@@ -42,6 +42,7 @@ def partition(
     memory: float | None = None,
     kept: Sequence[int] | None = None,
     group: AbstractGroup | None = None,
+    firsts: Sequence[int] | None = None,
 ) -> Partition:
     """The model as stages that share its modules.
 
@@ -55,10 +56,12 @@ def partition(
         kept: how many these are in each stage; by default as many as 1F1B keeps.
         group: ranks that all call this with the same model, of which rank 0 decides, as measured times differ: it
             measures, and the others wait.
+        firsts: where a partition of the same model was cut, to cut it there again, whatever anything costs.
 
     Raises:
         GraphError: the forward pass cannot be cut, and why.
-        PlanError: there are more stages than units, a stage would have no parameters, or no cut fits the memory.
+        PlanError: there are more stages than units, a stage would have no parameters, no cut fits the memory, or the
+            model was never cut at these places.
     """
     if speeds is not None and (len(speeds) != num_stages or min(speeds) <= 0):
         raise PlanError(f"every stage has its speed, above zero (stages: {num_stages}, speeds: {list(speeds)})")
@@ -67,16 +70,21 @@ def partition(
         capture = _capture(module, sample_inputs, blocks)
         units = find_units(capture, module)
         _check_number(units, num_stages)
-        measured = costs if group is None or group.rank == 0 or costs != "time" else "parameters"
-        units = _with_costs(units, capture, module, sample_inputs, measured, has_memory=memory is not None)
-    cuts = _decide(units, capture, speeds or [1.0] * num_stages, memory, kept or range(num_stages, 0, -1))
+        if firsts is None:
+            measured = costs if group is None or group.rank == 0 or costs != "time" else "parameters"
+            units = _with_costs(units, capture, module, sample_inputs, measured, has_memory=memory is not None)
+    if firsts is None:
+        cuts = _decide(units, capture, speeds or [1.0] * num_stages, memory, kept or range(num_stages, 0, -1))
+    else:
+        cuts = _places(firsts, units, num_stages)
     if group is not None:
         cuts = _agree(cuts, num_stages, group)
     if cuts is None:
         raise _no_cut(units, num_stages, memory)
     places = (0, *cuts, len(units))
     stages = [[call for unit in units[begin:end] for call in unit.calls] for begin, end in pairwise(places)]
-    return build_stages(capture, module, stages)
+    layers = tuple(tuple(unit.name for unit in units[begin:end]) for begin, end in pairwise(places))
+    return replace(build_stages(capture, module, stages), firsts=places[:-1], layers=layers)
 
 
 def units_of(
@@ -189,6 +197,14 @@ def _decide(
         return memory is None or _STATES * weights + kept[stage] * activations <= memory
 
     return best_cuts([unit.cost for unit in units], speeds, _carried(units, capture), fits)
+
+
+def _places(firsts: Sequence[int], units: Sequence[Unit], num_stages: int) -> tuple[int, ...]:
+    is_ascending = all(one < other for one, other in pairwise((*firsts, len(units))))
+    if len(firsts) != num_stages or firsts[0] != 0 or not is_ascending:
+        what = f"first units: {list(firsts)}, stages: {num_stages}, units: {len(units)}"
+        raise PlanError(f"model was not cut at these places ({what}); replay a run of this model")
+    return tuple(firsts[1:])
 
 
 def _carried(units: Sequence[Unit], capture: Capture) -> list[float]:
