@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from weft.planning.collective_cost import Algorithm, all_reduce_cost
 from weft.planning.placement_cost import (
     bubble_share,
+    cut_cost,
     expert_cost,
     halo_cost,
     linear_cost,
@@ -48,9 +49,15 @@ def test_more_micro_batches_and_more_chunks_leave_less_idle(stages: int, micro: 
 
 def test_splits_that_have_nothing_to_send_send_nothing() -> None:
     nothing = [tensor_cost(1, 1e6), expert_cost(1, 1e6), linear_cost(1, 1e6, 1e6), halo_cost(1e3, 0)]
-    nothing += [sharded_cost(3, 1, 1e6), pipeline_cost(8, 0.0, 0.0)]
-    assert [cost.bytes_sent for cost in nothing] == [0.0] * 6
+    nothing += [sharded_cost(3, 1, 1e6), pipeline_cost(8, 0.0, 0.0), cut_cost(1, 1), cut_cost(4, 2)]
+    assert [cost.bytes_sent for cost in nothing] == [0.0] * 8
 
 
 def test_a_stage_in_the_middle_sends_both_ways() -> None:
     assert pipeline_cost(8, 10.0, 20.0).bytes_sent == 8 * (10 + 20)
+
+
+def test_a_cut_is_told_once_and_speeds_before_it() -> None:
+    told = cut_cost(4, 3, num_steps=1)
+    assert cut_cost(4, 3, num_steps=1, measures_speeds=True).bytes_sent == told.bytes_sent + 3 * 8
+    assert cut_cost(4, 3, num_steps=100).bytes_sent == told.bytes_sent / 100

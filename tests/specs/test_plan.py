@@ -92,6 +92,16 @@ def test_parameters_by_place_and_by_name(text: str) -> None:
         ("data=2 consistency=gossip(rign)", "did you mean 'ring'"),
         ("data=2 consistency=gossip topology=ring", "no all-reduce whose algorithm could be chosen"),
         ("data=2 consistency=elastic(beta=2)", "nearest: data=2 consistency=elastic(steps=8)"),
+        ("data=2 cut=time", "a model in one stage is not cut.*nearest: data=2$"),
+        ("pipeline=2 cut=tiem", "did you mean 'time'"),
+        ("pipeline=2 cut=time(stages=fast)", "unknown word in a plan"),
+        ("pipeline=2 cut=time(memory=0)", "parameter must be above zero"),
+        ("pipeline=2 cut=time(memory=nan)", "parameter must be above zero"),
+        (
+            "pipeline=2 schedule=pipedream cut=time(measured,4)",
+            "several versions of their weights.*nearest: data=1 pipeline=2 schedule=pipedream(sync=own) "
+            "cut=time(stages=measured)$",
+        ),
     ],
 )
 def test_wrong_texts_are_refused_with_a_cure(text: str, fact: str) -> None:
@@ -106,6 +116,9 @@ def test_wrong_texts_are_refused_with_a_cure(text: str, fact: str) -> None:
         ("data=2 consistency=local(after = 0, steps = 4)", "data=2 consistency=local(steps=4)"),
         ("data=2 consistency=local(8,mean,100)", "data=2 consistency=local(steps=8,state=mean,after=100)"),
         ("data=2 consistency=gossip(torus,after)", "data=2 consistency=gossip(graph=torus,mix=after)"),
+        ("pipeline=2 cut=time", "data=1 pipeline=2 cut=time(stages=equal)"),
+        ("pipeline=2 cut=time(measured, inf)", "data=1 pipeline=2 cut=time(stages=measured)"),
+        ("pipeline=2 cut=flops(memory=0.5)", "data=1 pipeline=2 cut=flops(stages=equal,memory=0.5)"),
     ],
 )
 def test_parameters_that_are_as_usual_are_left_out_of_the_text(text: str, short: str) -> None:
@@ -129,7 +142,7 @@ def products() -> Iterator[Plan]:
     """Every placement with every value of the other axes, whether it makes sense or not."""
     splits = ("tensor", "pipeline", "shard", "expert", "linear")
     placements = [(one,) for one in splits] + list(combinations(splits, 2))
-    others = ("shard_level", "schedule", "share", "consistency", "topology", "compress")
+    others = ("shard_level", "schedule", "cut", "share", "consistency", "topology", "compress")
     values = [[Choice(name, tuple(AXES[a][name].parameters.items())) for name in available(a)] for a in others]
     pairs = {
         (*usual[:i], one, *usual[i + 1 : j], two, *usual[j + 1 :])
@@ -146,6 +159,8 @@ def products() -> Iterator[Plan]:
     asynchronous = Choice("async", tuple(AXES["consistency"]["async"].parameters.items()))
     yield Plan(data=2, tensor=2, consistency=asynchronous, topology=host)
     yield Plan(data=2, tensor=2, consistency=gossip)
+    streamed = Choice("pipedream", tuple(AXES["schedule"]["pipedream"].parameters.items()))
+    yield Plan(pipeline=2, schedule=streamed, cut=Choice("flops", (("stages", "measured"), ("memory", 2.0))))
 
 
 PRODUCTS = list(products())

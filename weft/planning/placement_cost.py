@@ -27,6 +27,7 @@ from weft.planning.cost import Cost
 __all__ = [
     "Held",
     "bubble_share",
+    "cut_cost",
     "expert_cost",
     "halo_cost",
     "linear_cost",
@@ -141,6 +142,20 @@ def share_cost(num_ranks: int, every: float = float("inf")) -> Cost:
     (3.0, 0.0)
     """
     return collective_cost("all_gather", num_ranks, 8.0 * num_ranks).busiest.mean_over(every)
+
+
+def cut_cost(
+    num_ranks: int, num_stages: int, num_steps: float = float("inf"), *, measures_speeds: bool = False
+) -> Cost:
+    """Of a cut into stages, which is made once for so many steps: rank 0 tells where, 8 bytes for each place; where
+    speeds are measured, ranks tell each other theirs before that.
+
+    >>> cut_cost(4, 2, num_steps=1).bytes_sent, cut_cost(4, 2).bytes_sent
+    (16.0, 0.0)
+    """
+    told = collective_cost("broadcast", num_ranks, 8.0 * (num_stages - 1)).busiest
+    speeds = collective_cost("all_gather", num_ranks, 8.0 * num_ranks).busiest if measures_speeds else Cost()
+    return told.plus(speeds).mean_over(num_steps)
 
 
 def _times(cost: Cost, number: int) -> Cost:

@@ -1,13 +1,15 @@
 """A place on the virtual cluster: every worker and every server is a virtual rank, in virtual time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn, final
 
 import torch
 
+from weft.distributed.group.clock import VirtualTimes
 from weft.distributed.group.faulty import Fault, Kill
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.staged import StagedGroup
@@ -25,6 +27,9 @@ __all__ = ["TIMEOUT_SECONDS", "VirtualPlace", "with_host_servers"]
 # A rank may well compute for minutes; that a peer is lost is not what this simulates.
 TIMEOUT_SECONDS = 1e6
 
+PROBE_SECONDS = 1e-3
+"""Of a computation by which ranks find out how fast they are."""
+
 
 @final
 class VirtualPlace(AbstractPlace):
@@ -36,6 +41,7 @@ class VirtualPlace(AbstractPlace):
         compute: what updates cost.
         shared: one dictionary for all ranks of the cluster.
         device: the one that all ranks compute on; to bring tensors to the host and back takes no virtual time.
+        slowness: how many times as long as usual this rank takes for a step, by its number.
     """
 
     def __init__(
@@ -45,11 +51,13 @@ class VirtualPlace(AbstractPlace):
         compute: ComputeModel,
         shared: dict[str, Any],
         device: torch.device = CPU,
+        slowness: Callable[[int], float] = lambda _step: 1.0,
     ) -> None:
         super().__init__(shared, device)
         self._group = group
         self._faults = faults
         self._compute = compute
+        self._slowness = slowness
 
     @property
     def rank(self) -> int:
@@ -104,6 +112,16 @@ class VirtualPlace(AbstractPlace):
     def charge_updates(self, optimizer: AbstractOptimizer, fraction: float) -> AbstractOptimizer:
         seconds = self._compute.seconds_per_update * fraction
         return ChargingOptimizer(optimizer, replace(self._compute, seconds_per_update=seconds), self._group.clock)
+
+    @property
+    def times(self) -> VirtualTimes:
+        """Layers take what they are charged, and a probe as long as one of the first steps makes it."""
+        steps = count()
+
+        def probe() -> None:
+            self._group.clock.charge(PROBE_SECONDS * self._slowness(next(steps)))
+
+        return VirtualTimes(self._compute.share_of if self._compute.ready else None, probe)
 
     def mark_joined(self) -> None:
         """Nobody waits to hear it."""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, final
@@ -169,7 +170,9 @@ class _Program:
             )
             charges = StepCharges(model, pace, str(plan))
             world = World(
-                VirtualPlace(group, self.faults, compute, shared),
+                VirtualPlace(
+                    group, self.faults, compute, shared, slowness=partial(slowness, self.stragglers, 0, group.rank)
+                ),
                 plan if is_given else None,
                 Supervision((charges,), replay=self.replay),
             )

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -167,7 +168,8 @@ class _RankProgram:
 
     def __call__(self, group: AbstractGroup) -> tuple[RunRecord, list[float]] | None:
         """The record, and of each training the share of its time that this rank was idle; None of a server."""
-        place = VirtualPlace(group, self.faults, self.compute, self.shared, self.device)
+        pace = partial(slowness, self.stragglers, self.seeds[0], group.rank)
+        place = VirtualPlace(group, self.faults, self.compute, self.shared, self.device, pace)
         spec = RunSpec.of(self.recipe, self.seeds, self.folder.path, self.replay)
         with realise(self.recipe.mutable.plan, place, spec) as replicas:
             return None if replicas is None else self._train(group, replicas)

@@ -55,7 +55,7 @@ class Value:
     """One value that an axis can take: its parameters with their defaults, and whether this version has it.
 
     `words` lists what a parameter that is a word may say; `least` is the smallest value of a number that may be zero;
-    `unbounded` names the whole numbers that may be `inf`; `limits` are the other rules of its parameters.
+    `unbounded` names the numbers that may be `inf`; `limits` are the other rules of its parameters.
 
     Of a consistency, `realised_by` is the import path of its implementation for each channel that it has: in a group of
     all ranks a function of (group, choice, codec) that returns a scheme, at servers one of (choice, num_workers,
@@ -112,7 +112,7 @@ def _codec(made_by: str, rounding: str, cost: str) -> Value:
 
 
 _PIPELINE = "weft.distributed.placement.pipeline"
-_SHARES = "weft.planning.placement_cost:share_cost"
+_SHARES, _CUTS = "weft.planning.placement_cost:share_cost", "weft.planning.placement_cost:cut_cost"
 
 
 def _schedule(made_by: str, parameters: Mapping[str, Number] | None = None, **options: Any) -> Value:
@@ -142,6 +142,16 @@ AXES: Mapping[str, Mapping[str, Value]] = {
         "interleaved": _schedule("interleaved", {"micro": 8, "chunks": 2}),
         "zero_bubble": _schedule("zero_bubble"),
         "pipedream": _schedule("pipedream", {"sync": "own"}, words={"sync": ("own", "vertical")}),
+    },
+    "cut": {
+        costs: Value(
+            {"stages": "equal", "memory": math.inf},
+            is_available=True,
+            words={"stages": ("equal", "measured")},
+            unbounded=("memory",),
+            cost=_CUTS,
+        )
+        for costs in ("flops", "time", "parameters")
     },
     "share": {
         "equal": Value(is_available=True, cost=_SHARES),

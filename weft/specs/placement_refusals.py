@@ -13,6 +13,7 @@ pipeline, a group that splits layers. What replicas hold together (`shard`, `exp
     linear        x            -                    -                       -                    -              -
 """
 
+import math
 from dataclasses import replace
 
 from weft.specs.axes import AXES
@@ -49,6 +50,10 @@ def _one_by_one(plan: Plan) -> Plan:
     return replace(plan, schedule=usual)
 
 
+def _cut_as_usual(plan: Plan) -> Plan:
+    return replace(plan, cut=Plan().cut)
+
+
 def _is_measured(plan: Plan) -> bool:
     return plan.measured_every is not None
 
@@ -80,11 +85,6 @@ PLACEMENT_REFUSALS: tuple[Refusal, ...] = (
         _in_step,
     ),
     Refusal(
-        lambda plan: plan.linear > 1 and plan.pipeline > 1,
-        "the linear layers that are split are those at the end of a model, which one stage has",
-        lambda plan: replace(plan, data=plan.data * plan.linear, linear=1),
-    ),
-    Refusal(
         lambda plan: plan.linear > 1 and plan.compress != Choice("none"),
         "gradients of linear layers are not sent, of activations they are, and those are not compressed",
         lambda plan: replace(plan, compress=Choice("none")),
@@ -103,6 +103,21 @@ PLACEMENT_REFUSALS: tuple[Refusal, ...] = (
         lambda plan: _streams(plan) and not _is_synchronous_group(plan),
         "stages that update with every micro-batch have no step in common in which replicas could meet",
         _one_by_one,
+    ),
+    Refusal(
+        lambda plan: plan.cut != Plan().cut and plan.pipeline == 1,
+        "a model in one stage is not cut",
+        _cut_as_usual,
+    ),
+    Refusal(
+        lambda plan: _streams(plan) and (plan.shard > 1 or _mixes_samples(plan)),
+        "stages that update with every micro-batch are replicated on data alone",
+        _one_by_one,
+    ),
+    Refusal(
+        lambda plan: _streams(plan) and plan.stage_memory < math.inf,
+        "stages that update with every micro-batch keep several versions of their weights, which no bound counts",
+        lambda plan: replace(plan, cut=with_parameters(plan.cut, memory=math.inf)),
     ),
     Refusal(
         lambda plan: _streams(plan) and _is_measured(plan),

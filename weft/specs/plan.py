@@ -6,8 +6,9 @@ what is   when replicas       who talks to whom        what is sent
 split     agree
 """
 
+import math
 from dataclasses import dataclass, fields, replace
-from typing import cast
+from typing import Literal, cast
 
 from weft.specs.axes import AXES, Number, Sends, Value
 from weft.specs.mesh import MESH_AXES, Mesh
@@ -57,6 +58,7 @@ class Plan:
     linear: int = 1
     shard_level: Choice = Choice("1")
     schedule: Choice = Choice("1f1b")
+    cut: Choice = Choice("flops")
     share: Choice = Choice("equal")
     consistency: Choice = Choice("sync")
     topology: Choice = Choice("native")
@@ -89,6 +91,26 @@ class Plan:
     def is_streamed(self) -> bool:
         """Whether a pipeline is never emptied between steps: its stages update each at its own time."""
         return self.pipeline > 1 and "sync" in dict(self.schedule.parameters)
+
+    @property
+    def stage_costs(self) -> Literal["flops", "time", "parameters"]:
+        """By which layers are dealt to stages."""
+        return cast(Literal["flops", "time", "parameters"], self.cut.name)
+
+    @property
+    def measures_stages(self) -> bool:
+        """Whether stages are cut for ranks of unequal speed, which is measured."""
+        return self.cut.get("stages", "equal") == "measured"
+
+    @property
+    def stage_memory(self) -> float:
+        """Bytes that a stage may take."""
+        return 1e9 * float(self.cut.get("memory", math.inf))
+
+    @property
+    def cuts_by_samples(self) -> bool:
+        """Whether the cut of a model hangs on how many samples go through it at a time."""
+        return self.pipeline > 1 and (self.cut.name == "time" or self.stage_memory < math.inf)
 
     @property
     def splits_tensors(self) -> bool:

@@ -238,7 +238,7 @@ def build_task(
     loss: Loss = build(fixed.loss, LOSSES, "loss")
     placement = replicas.placement
     splits = splits.on(device, dtype)
-    placement.look_at(splits.train.take(torch.arange(min(size, SAMPLE))).inputs)
+    placement.look_at(splits.train.take(torch.arange(min(size, _num_looked_at(mutable)))).inputs)
     executor = placement.execute(
         placement.place(module), loss, lambda part, loss: build(mutable.executor, EXECUTORS, "executor", part, loss)
     )
@@ -263,6 +263,13 @@ def build_task(
     if isinstance(replicas, SoloReplicas) and task.accumulate == 1:
         task = replace(task, step_in_one=step_in_one(task.executor, task.optimizer, model, task.clip_norm))
     return task, TrainingState(model, task.optimizer.init(replicas.placement.owned(model.parameters)))
+
+
+def _num_looked_at(mutable: Mutable) -> int:
+    """Samples that are enough to see what layers make of them; where a cut hangs on their number, a micro-batch."""
+    plan = mutable.plan
+    passes = plan.num_replicas * plan.num_micro_batches * mutable.accumulate
+    return max(SAMPLE, -(-mutable.batch_size // passes)) if plan.cuts_by_samples else SAMPLE
 
 
 def derive_seed(seed: int, purpose: str) -> int:

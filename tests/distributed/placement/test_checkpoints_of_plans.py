@@ -36,11 +36,21 @@ GPT = (
     "shard=2 shard_level=2",
     "pipeline=2 schedule=interleaved(2,chunks=2)",
     "linear=2",
+    "pipeline=2 linear=2 schedule=1f1b(2) cut=time(stages=measured)",
     "shard=2 pipeline=2 schedule=gpipe(2)",
     "data=1",
 )
 EXPERTS = ("expert=2", "shard=2 shard_level=3", "expert=2 tensor=2", "data=2 expert=2", "data=1")
-STATISTICS = ("tensor=2", "data=2", "pipeline=2 schedule=gpipe(2)", "linear=2", "shard=2 shard_level=3", "data=1")
+STATISTICS = (
+    "tensor=2",
+    "data=2",
+    "pipeline=2 schedule=gpipe(2)",
+    "pipeline=2 schedule=gpipe(2) cut=parameters",
+    "linear=2",
+    "pipeline=2 linear=2 schedule=gpipe(2)",
+    "shard=2 shard_level=3",
+    "data=1",
+)
 CASES = {
     "gpt": (small_gpt(data__sequence_length=12), GPT),
     "experts": (small_moe(optimizer="adam", optimizer__lr=0.01, batch_size=8), EXPERTS),

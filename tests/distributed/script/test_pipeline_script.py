@@ -74,6 +74,16 @@ def test_replicas_of_stages_share_each_batch() -> None:
         check_same(found, expected, has_losses=False)  # each replica tells the loss of its share
 
 
+def test_a_script_is_cut_as_its_plan_says() -> None:
+    """Rank 0 decides for all, though replicas look at batches of their own."""
+    expected, plan = train("data"), "data=2 pipeline=2 schedule=1f1b(2) cut=time(stages=measured)"
+    for found in run_script(partial(train, plan), 4, plan):
+        check_same(found, expected, has_losses=False)
+    plan = "pipeline=2 schedule=1f1b(2) cut=flops(memory=1e-7)"
+    with pytest.raises(PlanError, match="no cut fits the memory of a stage"):
+        run_script(partial(train, plan), 2, plan)
+
+
 def test_gradients_of_several_batches_are_added_up() -> None:
     expected, plan = train("data", clip=None, accumulate=2), "pipeline=2 schedule=gpipe(2)"
     for found in run_script(partial(train, plan, clip=None, accumulate=2), 2, plan):

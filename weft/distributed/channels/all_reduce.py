@@ -5,8 +5,10 @@ from contextlib import ExitStack, contextmanager
 
 from weft.distributed.channels.run_spec import RunSpec
 from weft.distributed.channels.share_log import measured_shares
+from weft.distributed.channels.stage_log import stage_log
 from weft.distributed.codecs import make_codec
 from weft.distributed.consistency import relax
+from weft.distributed.group.clock import VirtualTimes
 from weft.distributed.place import AbstractPlace
 from weft.distributed.placement import DataParallel, MeshGroups
 from weft.distributed.placement.choice import inside_of, open_groups, place
@@ -30,16 +32,26 @@ def use_all_reduce(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[
         opened.callback(world.close)
         groups = MeshGroups(world, plan.mesh(world.rank))
         opened.callback(groups.close)
-        yield replicas_in(groups, plan, spec)
+        yield replicas_in(groups, plan, spec, place.times)
 
 
-def replicas_in(groups: MeshGroups, plan: Plan, spec: RunSpec = RunSpec()) -> AbstractReplicas:  # noqa: B008 -- frozen
-    """The replicas of a plan in the groups of its mesh. A collective call."""
+def replicas_in(
+    groups: MeshGroups,
+    plan: Plan,
+    spec: RunSpec = RunSpec(),  # noqa: B008 -- frozen
+    times: VirtualTimes | None = None,
+) -> AbstractReplicas:
+    """The replicas of a plan in the groups of its mesh. A collective call.
+
+    Args:
+        times: of computation, where time is virtual.
+    """
     codec = make_codec(plan.compress)
     open_groups(groups)
     stream = make_stream(plan, groups.mesh)
+    of_stages = {"stream": stream, "times": times, "log": stage_log(plan, groups.mesh, spec)}
     placement, make_reducer = place(
-        groups, plan, codec, whole_gradients=spec.whole_gradients, rules=Rules(spec.rules), stream=stream
+        groups, plan, codec, whole_gradients=spec.whole_gradients, rules=Rules(spec.rules), of_stages=of_stages
     )
     synchronous = DataParallel(
         groups.replicas,

@@ -21,6 +21,7 @@ from pathlib import Path
 from weft.distributed.channels.addresses import use_addresses
 from weft.distributed.channels.run_spec import RunSpec
 from weft.distributed.channels.share_log import measured_shares
+from weft.distributed.channels.stage_log import stage_log
 from weft.distributed.codecs import make_codec
 from weft.distributed.consistency.server import (
     HostSpec,
@@ -74,7 +75,7 @@ def use_servers(plan: Plan, place: AbstractPlace, spec: RunSpec) -> Iterator[Abs
             yield None
             return
         settings = settings_of(plan, _optimizer_of(spec), spec.clip_norm)
-        mesh, placement = plan.mesh(own.address), _placement_of(groups, plan, spec) if groups else None
+        mesh, placement = plan.mesh(own.address), _placement_of(groups, plan, place, spec) if groups else None
         yield ServedReplicas(
             _part_of(own, plan, mesh.part),
             settings,
@@ -98,11 +99,12 @@ def _open_groups(plan: Plan, place: AbstractPlace, opened: ExitStack) -> MeshGro
     return groups
 
 
-def _placement_of(groups: MeshGroups, plan: Plan, spec: RunSpec) -> AbstractPlacement:
+def _placement_of(groups: MeshGroups, plan: Plan, place: AbstractPlace, spec: RunSpec) -> AbstractPlacement:
     """A collective call."""
     open_groups(groups)
     codec, rules = make_codec(plan.compress), Rules(spec.rules)
-    placement, _ = choose_placement(groups, plan, codec, whole_gradients=True, rules=rules)
+    of_stages = {"times": place.times, "log": stage_log(plan, groups.mesh, spec)}
+    placement, _ = choose_placement(groups, plan, codec, whole_gradients=True, rules=rules, of_stages=of_stages)
     return placement
 
 

@@ -2,9 +2,11 @@
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import final
 
-__all__ = ["AbstractClock", "RealClock"]
+__all__ = ["AbstractClock", "RealClock", "VirtualTimes"]
 
 
 class AbstractClock(ABC):
@@ -35,3 +37,17 @@ class RealClock(AbstractClock):
         remaining = moment - time.monotonic()
         if remaining > 0:
             time.sleep(remaining)
+
+
+@dataclass(frozen=True)
+class VirtualTimes:
+    """How long computation takes on a rank whose own takes no time.
+
+    Args:
+        layers: seconds, or shares of a pass, of the layers that have these parameters; None where a pass is charged by
+            the sizes of parameters.
+        probe: lets the time of a small computation pass.
+    """
+
+    layers: Callable[[Iterable[str]], float] | None
+    probe: Callable[[], None]

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, final
 
 import torch
 
+from weft.distributed.group.clock import VirtualTimes
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.group.liveness import Store
 from weft.distributed.mailbox import AbstractMailbox
@@ -93,6 +94,11 @@ class AbstractPlace(ABC):
     def charge_updates(self, optimizer: AbstractOptimizer, fraction: float) -> AbstractOptimizer:
         """The optimizer of a server that holds this part of all elements; where time is virtual, its updates take
         some."""
+
+    @property
+    def times(self) -> VirtualTimes | None:
+        """Of computation, where time is virtual; None where it takes its own."""
+        return None
 
     @final
     def shared(self, name: str, make: Callable[[], Shared]) -> Shared:

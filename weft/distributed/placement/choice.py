@@ -37,6 +37,8 @@ WORDS: Mapping[Axis, str] = {
 }
 """Of rules by hand, on axes that have some."""
 
+NOTHING: Mapping[str, object] = {}
+
 
 def place(
     groups: MeshGroups,
@@ -45,12 +47,12 @@ def place(
     *,
     whole_gradients: bool,
     rules: Rules = NO_RULES,
-    stream: object = None,
+    of_stages: Mapping[str, object] = NOTHING,
 ) -> tuple[AbstractPlacement, Callable[[], AbstractReducer] | None]:
     """The placement of a plan, and how sums of gradients come to where it needs them; None for all, to all ranks.
 
     Args:
-        stream: of a pipeline that is never emptied, for whoever places its stages.
+        of_stages: for whoever places stages: `stream`, `times` and `log`, as make_pipeline says.
     """
     placement: AbstractPlacement = WholeModel()
     split = [axis for axis in MAKERS if getattr(plan, axis) != 1]
@@ -58,7 +60,7 @@ def place(
     for axis in split:
         options: dict[str, object] = {"rules": rules} if axis in WORDS else {}
         if axis == "pipeline":
-            options["stream"] = stream
+            options |= of_stages
         placement = load(MAKERS[axis])(groups, plan, placement, **options)
     if plan.shard == 1:
         return placement, None

@@ -168,14 +168,14 @@ GRAIN = 0.05
 """Of relative speeds of stages: machines that are alike shall get the same stages in every run."""
 
 
-def measure_stages(world: AbstractGroup, mesh: Mesh, work: Callable[[], object] | None = None) -> tuple[float, ...]:
+def measure_stages(world: AbstractGroup, mesh: Mesh, work: Callable[[], object]) -> tuple[float, ...]:
     """Relative speeds of the ranks that hold the stages of a pipeline, the fastest 1; of a stage that several ranks
     hold, the slowest of them. For cuts of a model into stages that take as long. A collective call.
 
     Args:
-        work: that every rank does, to be measured; by default some products of matrices.
+        work: that every rank does, to be measured.
     """
-    seconds = torch.tensor([_seconds_of(work or _multiply, world.clock)], dtype=torch.float64)
+    seconds = torch.tensor([_seconds_of(work, world.clock)], dtype=torch.float64)
     everyone = torch.empty(world.size, dtype=torch.float64)
     world.all_gather(everyone, seconds)
     stages = [0.0] * mesh.pipeline
@@ -194,10 +194,3 @@ def _seconds_of(work: Callable[[], object], clock: AbstractClock) -> float:
         work()
         found.append(clock.now() - began)
     return min(found[1:])
-
-
-def _multiply() -> Tensor:
-    matrix = torch.ones(256, 256)
-    for _ in range(4):
-        matrix = matrix @ matrix / 256
-    return matrix

@@ -22,6 +22,7 @@ from weft.proving.proof import Proof
 from weft.proving.streamed import Streamed
 from weft.recipes import digits_mlp, pydoc_gpt
 from weft.records.run_folder import RunFolder, create_run_folder
+from weft.specs import parse_plan
 from weft.torch_private import use_determinism
 from weft.training.build import build_splits, check_recipe
 from weft.training.checkpoint import latest_checkpoint
@@ -121,8 +122,11 @@ def test_backward_with_the_newest_weights_is_found(monkeypatch: pytest.MonkeyPat
 
 
 def test_plans_and_recipes_that_pipedream_cannot_carry_out_are_refused() -> None:
-    with pytest.raises(PlanError, match=r"replicated on data alone \(shard=2\); nearest: data=1 pipeline=2"):
-        prove(mlp(), "shard=2 pipeline=2 schedule=pipedream")
+    for split in ("shard", "expert", "linear"):
+        with pytest.raises(
+            PlanError, match=rf"replicated on data alone .*nearest: .*{split}=2.* schedule=1f1b\(micro=8\)"
+        ):
+            parse_plan(f"{split}=2 pipeline=2 schedule=pipedream")
     with pytest.raises(PlanError, match=r"update a tied parameter in other steps \(tokens.weight: stages 0, 1\)"):
         gpt = with_settings(pydoc_gpt(), model__width=16, model__num_layers=2, batch_size=4)
         prove(gpt, "pipeline=2 schedule=pipedream", num_steps=2)

@@ -16,8 +16,8 @@ from tests.distributed.placement.pipeline.cases import (
 from tests.distributed.placement.pipeline.plain_partition import cut_evenly
 from weft.distributed.group import AbstractGroup, RecordingGroup
 from weft.distributed.placement import MeshGroups
+from weft.distributed.placement.chunks import Chunks
 from weft.distributed.placement.pipeline import PipelineExecutor, make_pipeline
-from weft.distributed.placement.pipeline.placement import Chunks
 from weft.distributed.virtual import run_virtual
 from weft.errors import PlanError, UsageError
 from weft.graph import EagerExecutor, GraphExecutor

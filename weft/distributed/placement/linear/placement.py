@@ -3,16 +3,22 @@
 linear=2        rank 0   samples a b   conv, whole     \\               /   half of fc1, fc2, fc3
                 rank 1   samples c d   conv, whole      > a b c d ----<    the other half
 gradients       conv: added up along `linear` as along `data`; fc: of all samples already, along `data` alone
+
+On stages of a pipeline those split layers that have some of the tail, or of the layers that rules name; the others are
+data parallel along `linear`, and nothing else.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from itertools import groupby
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from weft.distributed.group.group import AbstractGroup
+from weft.distributed.placement.chunks import chunks_of
 from weft.distributed.placement.forwards import replace_forward
 from weft.distributed.placement.linear.layers import Chain, PartDropout, SplitLinear
 from weft.distributed.placement.linear.tail import Link, find_links, is_linear, tail_of
@@ -74,10 +80,11 @@ class SplitLinearLayers(AbstractPlacement):
         self._inner.look_at(inputs)
 
     def place(self, module: nn.Module) -> nn.Module:
-        module = self._inner.place(module)
+        """Every rank looks at the whole model: the end of a stage is not the model's, and all find the same."""
         links = find_links(module)
-        chosen = _choose(module, links, self._rules)
-        for chain in _chains_of(links, chosen):
+        chains = _chains_of(links, _choose(module, links, self._rules))
+        module = self._inner.place(module)
+        for chain in _held_chains(module, chains):
             self._split(module, chain)
         return module
 
@@ -124,13 +131,8 @@ class SplitLinearLayers(AbstractPlacement):
 
     def execute(self, module: nn.Module, loss: Loss, make: MakeExecutor) -> AbstractExecutor:
         is_weighed = self._inner.weighting is not None
-        executor = self._inner.execute(module, loss if is_weighed else weigh_loss(loss, self._weighting), make)
-        if not isinstance(executor, EagerExecutor):
-            raise PlanError(
-                f"ranks meet inside of split layers, which this executor cannot capture "
-                f"({type(executor).__name__}); use executor=eager"
-            )
-        return executor
+        make_eager = partial(_make_eager, make)
+        return self._inner.execute(module, loss if is_weighed else weigh_loss(loss, self._weighting), make_eager)
 
     @property
     def has_loss(self) -> bool:
@@ -182,6 +184,31 @@ class SplitLinearLayers(AbstractPlacement):
         self._group.all_reduce(squares)
         whole = {name: root.to(norms[name]) for name, root in zip(parts, squares.sqrt(), strict=True)}
         return {name: whole.get(name, norm) for name, norm in norms.items()}
+
+
+def _make_eager(make: MakeExecutor, module: nn.Module, loss: Loss) -> AbstractExecutor:
+    executor = make(module, loss)
+    if not isinstance(executor, EagerExecutor):
+        raise PlanError(
+            f"ranks meet inside of split layers, which this executor cannot capture "
+            f"({type(executor).__name__}); use executor=eager"
+        )
+    return executor
+
+
+def _held_chains(module: nn.Module, chains: list[list[Link]]) -> Iterator[list[Link]]:
+    """Of all chains of a model the runs of layers that this rank has. Between stages, and between chunks of one, every
+    rank has the activations of its own samples."""
+    homes = {
+        name: number
+        for number, chunk in enumerate(chunks_of(module))
+        for name, layer in chunk.named_modules()
+        if is_linear(layer)
+    }
+    for chain in chains:
+        for home, links in groupby(chain, key=lambda link: homes.get(link.name)):
+            if home is not None:
+                yield list(links)
 
 
 def _choose(module: nn.Module, links: list[Link], rules: Rules) -> set[str]:

@@ -1,11 +1,14 @@
 """From a plan to the placement of a rank on the axis `pipeline`, and to its schedule."""
 
+import math
 import warnings
 from dataclasses import replace
 from functools import partial
 
+from weft.distributed.group.clock import VirtualTimes
 from weft.distributed.placement.mesh import MeshGroups
 from weft.distributed.placement.pipeline.actions import Schedule
+from weft.distributed.placement.pipeline.cutting import CutLog, Cutting
 from weft.distributed.placement.pipeline.pipedream import Stream
 from weft.distributed.placement.pipeline.placement import MakePartition, Pipeline
 from weft.specs import Plan
@@ -14,8 +17,6 @@ from weft.specs.plan import Choice, value_of
 from weft.training.placement import AbstractPlacement
 
 __all__ = ["make_pipeline", "schedule_of"]
-
-PARTITION = "weft.distributed.placement.pipeline.partition:partition"
 
 
 def schedule_of(num_stages: int, choice: Choice, num_micro: int | None = None) -> Schedule:
@@ -33,14 +34,20 @@ def make_pipeline(
     inner: AbstractPlacement,
     partition: MakePartition | None = None,
     stream: Stream | None = None,
+    times: VirtualTimes | None = None,
+    log: CutLog | None = None,
 ) -> AbstractPlacement:
     """The placement of a rank on the axis `pipeline`. A collective call.
 
     Args:
-        partition: cuts the model; by default where its stages are balanced.
+        partition: cuts the model; by default as the plan says.
         stream: of minibatches, where the pipeline is never emptied.
+        times: of computation, where it takes none by itself.
+        log: where cuts are noted.
     """
-    cut, num_chunks = partition or load(PARTITION), int(plan.schedule.get("chunks", 1))
+    is_bounded = plan.stage_memory < math.inf
+    schedule = schedule_of(plan.pipeline, plan.schedule, plan.num_micro_batches) if is_bounded else None
+    cut, num_chunks = partition or Cutting(groups, plan, schedule, times, log), int(plan.schedule.get("chunks", 1))
     if stream is not None:  # its evaluations go through the stages in micro-batches, and nothing else does
         make = partial(_schedule_for, plan.pipeline, Choice("1f1b"))
         return Pipeline(groups, inner, make, 2 * plan.pipeline, num_chunks, cut, stream)

@@ -4,7 +4,7 @@ model, batch -> calls of blocks and layers -> units with costs -> places of cuts
                 partition_record, _trace      partition_units    partition_cuts   partition_build
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from weft.errors import GraphError, PlanError
 
 __all__ = ["Costs", "partition", "units_of"]
 
-Costs = Literal["time", "flops", "parameters"] | Sequence[float]
+Costs = Literal["time", "flops", "parameters"] | Sequence[float] | Callable[[Unit], float]
 """Of units: measured seconds, counted operations, bytes of parameters, or numbers that are given."""
 
 _STATES = 4  # a weight, its gradient and two slots of an optimizer
@@ -40,7 +40,9 @@ def partition(
     *,
     speeds: Sequence[float] | None = None,
     memory: float | None = None,
+    kept: Sequence[int] | None = None,
     group: AbstractGroup | None = None,
+    firsts: Sequence[int] | None = None,
 ) -> Partition:
     """The model as stages that share its modules.
 
@@ -50,27 +52,39 @@ def partition(
         costs: by default operations, or parameters where there are no inputs.
         speeds: of the stages, relative to each other; by default equal.
         memory: bytes that a stage may take, for weights, gradients, two slots of an optimizer, and the activations of
-            as many batches as 1F1B keeps there.
-        group: ranks that all call this with the same model, of which rank 0 decides, as measured times differ.
+            as many batches as are kept there.
+        kept: how many these are in each stage; by default as many as 1F1B keeps.
+        group: ranks that all call this with the same model, of which rank 0 decides, as measured times differ: it
+            measures, and the others wait.
+        firsts: where a partition of the same model was cut, to cut it there again, whatever anything costs.
 
     Raises:
         GraphError: the forward pass cannot be cut, and why.
-        PlanError: there are more stages than units, a stage would have no parameters, or no cut fits the memory.
+        PlanError: there are more stages than units, a stage would have no parameters, no cut fits the memory, or the
+            model was never cut at these places.
     """
+    if speeds is not None and (len(speeds) != num_stages or min(speeds) <= 0):
+        raise PlanError(f"every stage has its speed, above zero (stages: {num_stages}, speeds: {list(speeds)})")
     blocks = find_blocks(module, num_stages)
     with use_untouched(module):
         capture = _capture(module, sample_inputs, blocks)
         units = find_units(capture, module)
         _check_number(units, num_stages)
-        units = _with_costs(units, capture, module, sample_inputs, costs)
-    cuts = _decide(units, capture, num_stages, speeds, memory)
+        if firsts is None:
+            measured = costs if group is None or group.rank == 0 or costs != "time" else "parameters"
+            units = _with_costs(units, capture, module, sample_inputs, measured, has_memory=memory is not None)
+    if firsts is None:
+        cuts = _decide(units, capture, speeds or [1.0] * num_stages, memory, kept or range(num_stages, 0, -1))
+    else:
+        cuts = _places(firsts, units, num_stages)
     if group is not None:
         cuts = _agree(cuts, num_stages, group)
     if cuts is None:
         raise _no_cut(units, num_stages, memory)
     places = (0, *cuts, len(units))
     stages = [[call for unit in units[begin:end] for call in unit.calls] for begin, end in pairwise(places)]
-    return build_stages(capture, module, stages)
+    layers = tuple(tuple(unit.name for unit in units[begin:end]) for begin, end in pairwise(places))
+    return replace(build_stages(capture, module, stages), firsts=places[:-1], layers=layers)
 
 
 def units_of(
@@ -140,40 +154,57 @@ def _check_other_batch(capture: Capture, module: nn.Module, inputs: Inputs) -> N
 
 
 def _with_costs(
-    units: list[Unit], capture: Capture, module: nn.Module, inputs: Inputs | None, costs: Costs | None
+    units: list[Unit],
+    capture: Capture,
+    module: nn.Module,
+    inputs: Inputs | None,
+    costs: Costs | None,
+    *,
+    has_memory: bool = False,
 ) -> list[Unit]:
+    """The units with their costs, and with their activations where these count."""
     if costs is None:
         costs = "parameters" if inputs is None else "flops"
-    if not isinstance(costs, str):
-        if len(costs) != len(units):
-            raise PlanError(f"every unit has its cost (units: {len(units)}, costs: {len(costs)}); see units_of")
-        return [replace(unit, cost=cost) for unit, cost in zip(units, costs, strict=True)]
-    if costs == "parameters":
-        return units
-    if inputs is None:
-        raise PlanError(f"nothing can be measured without a batch (costs: {costs}); give sample inputs")
-    return measure(units, capture, module, tensors_of(inputs), by_time=costs == "time")
+    if costs in ("time", "flops"):
+        if inputs is None:
+            raise PlanError(f"nothing can be measured without a batch (costs: {costs}); give sample inputs")
+        return measure(units, capture, module, tensors_of(inputs), by_time=costs == "time")
+    given = _given_costs(units, costs)
+    if has_memory and inputs is not None:
+        units = measure(units, capture, module, tensors_of(inputs), by_time=False)
+    return [replace(unit, cost=cost) for unit, cost in zip(units, given, strict=True)]
+
+
+def _given_costs(units: Sequence[Unit], costs: Costs) -> Sequence[float]:
+    if isinstance(costs, str):
+        return [unit.cost for unit in units]  # of parameters, until something else is known
+    if callable(costs):
+        return [costs(unit) for unit in units]
+    if len(costs) != len(units):
+        raise PlanError(f"every unit has its cost (units: {len(units)}, costs: {len(costs)}); see units_of")
+    return costs
 
 
 def _decide(
-    units: Sequence[Unit],
-    capture: Capture,
-    num_stages: int,
-    speeds: Sequence[float] | None,
-    memory: float | None,
+    units: Sequence[Unit], capture: Capture, speeds: Sequence[float], memory: float | None, kept: Sequence[int]
 ) -> tuple[int, ...] | None:
-    speeds = [1.0] * num_stages if speeds is None else speeds
-    if len(speeds) != num_stages or min(speeds) <= 0:
-        raise PlanError(f"every stage has its speed, above zero (stages: {num_stages}, speeds: {list(speeds)})")
 
     def fits(stage: int, begin: int, end: int) -> bool:
         own = units[begin:end]
         if not any(unit.parameters for unit in own):
             return False
         weights, activations = sum(unit.num_bytes for unit in own), sum(unit.activations for unit in own)
-        return memory is None or _STATES * weights + (num_stages - stage) * activations <= memory
+        return memory is None or _STATES * weights + kept[stage] * activations <= memory
 
     return best_cuts([unit.cost for unit in units], speeds, _carried(units, capture), fits)
+
+
+def _places(firsts: Sequence[int], units: Sequence[Unit], num_stages: int) -> tuple[int, ...]:
+    is_ascending = all(one < other for one, other in pairwise((*firsts, len(units))))
+    if len(firsts) != num_stages or firsts[0] != 0 or not is_ascending:
+        what = f"first units: {list(firsts)}, stages: {num_stages}, units: {len(units)}"
+        raise PlanError(f"model was not cut at these places ({what}); replay a run of this model")
+    return tuple(firsts[1:])
 
 
 def _carried(units: Sequence[Unit], capture: Capture) -> list[float]:

@@ -27,6 +27,7 @@ from weft.distributed.placement.pipeline.partition_calls import (
     values_of,
 )
 from weft.distributed.placement.pipeline.stages import INPUT
+from weft.metrics.timing import synchronise_device
 
 __all__ = ["Unit", "find_units", "free_calls", "measure", "parameters_of", "use_untouched"]
 
@@ -159,6 +160,8 @@ def _run(unit: Unit, module: nn.Module, known: Mapping[str, Any]) -> dict[str, A
 
 
 def _time(unit: Unit, module: nn.Module, known: Mapping[str, Any]) -> float:
+    device = next((p.device for p in module.parameters()), None)
+    synchronise_device(device)
     began = time.perf_counter()
     outputs = [leaf for leaf in _run(unit, module, known).values() if isinstance(leaf, Tensor) and leaf.grad_fn]
     wanted = [leaf for leaf in known.values() if isinstance(leaf, Tensor) and leaf.requires_grad]
@@ -167,6 +170,7 @@ def _time(unit: Unit, module: nn.Module, known: Mapping[str, Any]) -> float:
     ]
     if outputs and wanted:
         torch.autograd.grad(outputs, wanted, [torch.ones_like(leaf) for leaf in outputs], allow_unused=True)
+    synchronise_device(device)
     return time.perf_counter() - began
 
 

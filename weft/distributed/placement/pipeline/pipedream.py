@@ -24,7 +24,6 @@ from weft.distributed.placement.pipeline.executor import PipelineExecutor, micro
 from weft.distributed.placement.pipeline.pipedream_stash import Stash, StashedModule
 from weft.distributed.placement.pipeline.step import Charge, MicroBatch, RankOfPipeline, Step
 from weft.distributed.placement.pipeline.transport import Transport
-from weft.errors import PlanError
 from weft.graph import AbstractExecutor, GradientSink, Outputs, State
 from weft.graph.executors.random_state import fold_random_state
 from weft.specs import Batch, Mesh, Plan
@@ -117,18 +116,9 @@ def _nothing() -> None:
 
 
 def make_stream(plan: Plan, mesh: Mesh) -> Stream | None:
-    """Of a plan whose pipeline is asynchronous; None of another.
-
-    Raises:
-        PlanError: the plan splits more than layers into stages, and batches among replicas.
-    """
+    """Of a plan whose pipeline is asynchronous; None of another."""
     if not plan.is_streamed:
         return None
-    others = [axis for axis in ("shard", "expert", "linear") if getattr(plan, axis) != 1]
-    if others or not plan.is_synchronous:
-        what = f"{others[0]}={getattr(plan, others[0])}" if others else f"consistency={plan.consistency}"
-        nearest = replace(plan, **dict.fromkeys(others, 1), consistency=Plan().consistency)  # type: ignore[arg-type]
-        raise PlanError(f"stages of PipeDream are replicated on data alone ({what}); nearest: {nearest}")
     is_vertical = plan.schedule.get("sync", "own") == "vertical"
     return Stream(plan.pipeline, mesh.coordinate("pipeline"), is_vertical=is_vertical)
 

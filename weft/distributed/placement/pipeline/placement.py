@@ -1,6 +1,6 @@
 """The placement of a stage: a rank holds some of the layers, and passes micro-batches on."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, final
@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from weft.distributed.placement.chunks import Chunks, chunks_of
 from weft.distributed.placement.mesh import MeshGroups
 from weft.distributed.placement.pipeline.actions import Schedule
 from weft.distributed.placement.pipeline.executor import PipelineExecutor
@@ -26,36 +27,10 @@ from weft.training.optimizers import AbstractOptimizer, OptimizerState
 from weft.training.placement import AbstractPlacement, MakeExecutor
 from weft.training.weighting import Weighting
 
-__all__ = ["Chunks", "MakePartition", "Pipeline"]
+__all__ = ["MakePartition", "Pipeline"]
 
 MakePartition = Callable[[nn.Module, tuple[Tensor, ...], int], Partition]
 """Of a module, inputs like those that it will get, and the number of stages."""
-
-
-@final
-class Chunks(nn.Module):
-    """Several chunks of layers of one rank. Their modules go by the names that they have in the whole model."""
-
-    def __init__(self, modules: list[nn.Module]) -> None:
-        super().__init__()
-        self.chunks = nn.ModuleList(modules)
-
-    def named_modules(
-        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]:
-        """Those of the chunks, and not the list that holds them."""
-        memo = set() if memo is None else memo
-        for module in self.chunks:
-            yield from module.named_modules(memo, prefix, remove_duplicate)
-
-    def get_submodule(self, target: str) -> nn.Module:
-        """Of whichever chunk has it."""
-        for module in self.chunks:
-            try:
-                return module.get_submodule(target)
-            except AttributeError:
-                continue
-        raise AttributeError(f"no chunk has the module ({target})")
 
 
 @final
@@ -118,7 +93,7 @@ class Pipeline(AbstractPlacement):
         return placed
 
     def execute(self, module: nn.Module, loss: Loss, make: MakeExecutor) -> AbstractExecutor:
-        modules = module.chunks if isinstance(module, Chunks) else [module]
+        modules = chunks_of(module)
         programs = tuple(replace(p, module=own) for p, own in zip(self._programs, modules, strict=True))
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
         self._check_tied(dict(module.named_parameters()))

@@ -40,7 +40,11 @@ class Partition:
 
     Args:
         tied: of a parameter that several stages hold, by name, their numbers.
+        firsts: of the units between which the model can be cut, the number of the first of each stage.
+        layers: names of the units of each stage.
     """
 
     stages: tuple[StageProgram, ...]
     tied: Mapping[str, tuple[int, ...]]
+    firsts: tuple[int, ...] = ()
+    layers: tuple[tuple[str, ...], ...] = ()

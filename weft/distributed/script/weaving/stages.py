@@ -134,7 +134,8 @@ class ScriptStages(AbstractStages):
 
     def _cut(self, inputs: tuple[Tensor, ...]) -> None:
         placement = self._replicas.placement
-        placement.look_at(inputs)
+        num_looked_at = max(2, -(-len(inputs[0]) // self._weaving.plan.num_micro_batches))
+        placement.look_at(tuple(tensor[:num_looked_at] for tensor in inputs))
         placed = placement.place(self._model)
         # The script says which layers train: its batch norms may be frozen.
         object.__setattr__(placed, "train", lambda mode=True: placed)
