@@ -29,8 +29,8 @@ class Twice(nn.Module):
 def conv1d(bias: bool) -> nn.Module:
     from transformers.pytorch_utils import Conv1D
 
-    layer: nn.Module = Conv1D(6, 4)
-    layer.bias.requires_grad_(bias)  # type: ignore[union-attr]
+    layer: nn.Module = Conv1D(6, 4)  # type: ignore[no-untyped-call]
+    layer.get_parameter("bias").requires_grad_(bias)
     return layer
 
 
