@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.distributed.codecs.kinds import SignCodec
 from tests.distributed.placement.cases import RankOrderGroup
 from tests.distributed.placement.test_data_parallel import interrupt_on
 from tests.distributed.virtual_plan import run_plan
-from tests.proving.test_lockstep import case_of, small_mlp
+from tests.proving.test_lockstep import case_of, small_mlp, with_settings
 from tests.training.test_run import tiny
 from weft.distributed.channels.all_reduce import replicas_in
+from weft.distributed.codecs.signs import SignCodec
+from weft.distributed.consistency.gossip import Gossip
+from weft.distributed.consistency.local import LocalAveraging
 from weft.distributed.consistency.server import ServedReplicas
 from weft.distributed.group import AbstractGroup
 from weft.distributed.placement import DataParallel, MeshGroups
@@ -99,6 +101,80 @@ def test_a_run_that_is_cut_goes_on_to_the_same_bits(
     assert cut(tmp_path, run, monkeypatch).hashes == start(tmp_path / "whole", run).hashes
 
 
+WITH_MEMORY = [
+    "data=3 topology=direct compress=topk(0.05)",
+    "data=2 compress=powersgd(2)",
+    "data=2 compress=dgc(0.05,warmup=4)",
+    "data=3 topology=server(2) compress=onebit",
+    "data=3 topology=server(2) compress=qsgd(4)",
+    "data=3 consistency=local(2) topology=direct compress=topk(0.05)",
+    "data=2 consistency=local(2) compress=powersgd(2)",
+    "data=2 consistency=local(2,after=2) compress=sign",
+    "data=3 consistency=gossip(ring) compress=topk(0.1)",
+    "data=3 consistency=gossip(ring,mix=after) compress=qsgd(8)",
+    "shard=2 compress=topk(0.05)",
+    "shard=2 shard_level=2 compress=onebit",
+    "shard=2 shard_level=3 compress=topk(0.05)",
+    "data=2 shard=2 shard_level=3 compress=randomk(0.1)",
+    "data=2 tensor=2 compress=topk(0.05)",
+    "data=2 pipeline=2 compress=topk(0.05)",
+    "data=2 pipeline=2 consistency=local(2) compress=topk(0.05)",
+]
+
+
+@pytest.mark.parametrize("plan", WITH_MEMORY)
+def test_a_run_goes_on_with_what_was_not_sent(plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = on_plan(plan)
+    assert cut(tmp_path, run, monkeypatch).hashes == start(tmp_path / "whole", run).hashes
+
+
+FORGETFUL = [
+    ("data=3 topology=server(2) compress=onebit", ServedReplicas, "memory"),
+    ("data=2 consistency=local(2) compress=topk(0.05)", LocalAveraging, "memory"),
+    ("shard=2 shard_level=2 compress=topk(0.05)", DataParallel, "memory"),
+]
+
+
+@pytest.mark.parametrize(("plan", "owner", "method"), FORGETFUL)
+def test_a_memory_that_is_not_saved_is_found(
+    plan: str, owner: type, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = on_plan(plan)
+    whole = start(tmp_path / "whole", run)
+    monkeypatch.setattr(owner, method, lambda self: {})
+    assert cut(tmp_path, run, monkeypatch).hashes != whole.hashes
+
+
+def test_estimates_that_are_not_saved_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixing keeps the mean: what is known of a rank shows in later gradients alone."""
+    run, recipe = on_plan("data=3 consistency=gossip(ring) compress=topk(0.1)"), with_settings(RECIPE, epochs=1.2)
+    whole = start(tmp_path / "whole", run, recipe)
+    monkeypatch.setattr(Gossip, "memory", lambda self: {})
+    with interrupt_on(monkeypatch, 1, 3), pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "cut", run, recipe)
+    assert resume(tmp_path / "cut", run).hashes != whole.hashes
+
+
+CHANGED = [
+    ("shard=2 shard_level=3 compress=topk(0.05)", "data=3 compress=topk(0.05)"),
+    ("data=2 compress=topk(0.05)", "shard=3 shard_level=2 compress=topk(0.05)"),
+    ("data=3 topology=server(2) compress=onebit", "data=2 topology=server compress=onebit"),
+    ("data=3 consistency=local(2) compress=topk(0.05)", "data=2 consistency=local(2) compress=topk(0.05)"),
+    ("data=3 consistency=gossip(ring) compress=topk(0.1)", "data=2 consistency=gossip(ring) compress=topk(0.1)"),
+    ("data=3 consistency=gossip(ring)", "data=3 consistency=gossip(ring) compress=sign"),
+    ("data=2 compress=topk(0.05)", "data=2 consistency=async topology=server compress=topk(0.05)"),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGED)
+def test_what_was_not_sent_goes_on_with_another_plan(
+    before: str, after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with interrupt_on(monkeypatch, 1, 3), pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "cut", on_plan(before))
+    assert resume(tmp_path / "cut", on_plan(after)).status == "done"
+
+
 def test_a_checkpoint_of_what_ranks_were_sent_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: of the servers' weights, the digits that ranks see."""
     run = on_plan("data=3 topology=server(2) compress=bf16")
@@ -121,7 +197,7 @@ def test_the_sum_of_residuals_survives_another_number_of_ranks(tmp_path: Path, m
     folder = tmp_path / "cut/checkpoint/seed-0"
     alone = latest_checkpoint(folder, pytest.fail)
     assert alone is not None
-    saved = {name: entry for name, entry in alone.entries.items() if name.startswith("residual/")}
+    saved = {name: entry for name, entry in alone.entries.items() if name.startswith("codec/residual/")}
     assert saved
 
     def program(group: AbstractGroup) -> dict[str, torch.Tensor]:
@@ -129,11 +205,11 @@ def test_the_sum_of_residuals_survives_another_number_of_ranks(tmp_path: Path, m
         snapshot = latest_checkpoint(folder, pytest.fail, ranks_of(replicas))
         assert snapshot is not None
         replicas.remember(3, snapshot.entries)
-        return {name: tensor.clone() for name, tensor in codec.memory().items()}
+        return {name: kept.tensor.clone() for name, kept in codec.memory().items()}
 
     three = run_virtual(program, 3).results
     for name, entry in saved.items():
-        torch.testing.assert_close(sum(kept[name.removeprefix("residual/")] for kept in three), entry.tensor)
+        torch.testing.assert_close(sum(kept[name.removeprefix("codec/")] for kept in three), entry.tensor)
 
 
 @pytest.mark.parametrize("after", ["none", "bf16"])

@@ -88,9 +88,9 @@ def test_ranks_follow_their_equations(plan: str, codec: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_codec_that_truncates_is_found(plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def truncate(
-        codec: half.HalfCodec, bucket: Any, message: Tensor, out: Tensor | None = None, *, share: float = 1.0
+        codec: half.HalfCodec, bucket: Any, message: Tensor, out: Tensor | None = None, **options: float
     ) -> Tensor:
-        bits = message.detach().contiguous().view(torch.int32) & ~0xFFFF
+        bits = (message.detach() * options.get("scale", 1.0)).contiguous().view(torch.int32) & ~0xFFFF
         sent = bits.view(torch.float32).to(torch.bfloat16)
         return sent if out is None else out.view(message.shape).copy_(sent)
 

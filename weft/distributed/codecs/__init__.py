@@ -1,7 +1,17 @@
 """Codecs: messages that are sent instead of tensors, and what is kept back; one packing of named tensors."""
 
 from weft.distributed.codecs.choice import make_codec
-from weft.distributed.codecs.codec import AbstractCodec, Reduction, decode_all, decode_packed, encode_all, encode_packed
+from weft.distributed.codecs.codec import (
+    AbstractCodec,
+    Kept,
+    Reduction,
+    decode_all,
+    decode_packed,
+    encode_all,
+    encode_packed,
+    forget_unsent,
+)
+from weft.distributed.codecs.entries import entries_of, remember_entries
 from weft.distributed.codecs.exact import ExactCodec
 from weft.distributed.codecs.half import HalfCodec
 from weft.distributed.codecs.packing import (
@@ -14,7 +24,7 @@ from weft.distributed.codecs.packing import (
     bucket_pieces,
     write,
 )
-from weft.distributed.codecs.reduction import ReductionWork, add_encoded, gather_encoded
+from weft.distributed.codecs.reduction import ReductionWork, add_encoded, scatter_encoded
 
 __all__ = [
     "AbstractCodec",
@@ -22,6 +32,7 @@ __all__ = [
     "Empty",
     "ExactCodec",
     "HalfCodec",
+    "Kept",
     "PackedTensors",
     "Piece",
     "Reduction",
@@ -34,7 +45,10 @@ __all__ = [
     "decode_packed",
     "encode_all",
     "encode_packed",
-    "gather_encoded",
+    "entries_of",
+    "forget_unsent",
     "make_codec",
+    "remember_entries",
+    "scatter_encoded",
     "write",
 ]

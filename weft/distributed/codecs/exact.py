@@ -5,10 +5,11 @@ from typing import final
 
 from torch import Tensor
 
-from weft.distributed.codecs.codec import AbstractCodec, Reduction, malformed
+from weft.distributed.codecs.codec import AbstractCodec, Kept, Reduction, malformed
 from weft.distributed.codecs.packing import Bucket, Empty
 from weft.distributed.codecs.reduction import add_encoded
 from weft.distributed.group.calls import ReduceOp
+from weft.distributed.group.group import AbstractGroup
 from weft.planning.codec_cost import CodecCost, codec_cost
 from weft.specs.plan import Choice
 
@@ -30,11 +31,14 @@ class ExactCodec(AbstractCodec):
     def make_memory(self, bucket: Bucket, empty: Empty) -> None:
         return None
 
-    def encode(self, bucket: Bucket, message: Tensor, out: Tensor | None = None, *, share: float = 1.0) -> Tensor:
-        return message if out is None else out.copy_(message.view_as(out))
+    def encode(
+        self, bucket: Bucket, message: Tensor, out: Tensor | None = None, *, share: float = 1.0, scale: float = 1.0
+    ) -> Tensor:
+        scaled = message if scale == 1.0 else message * scale
+        return scaled if out is None else out.copy_(scaled.view_as(out))
 
     def reduce(
-        self, bucket: Bucket, sent: Tensor, size: int, op: ReduceOp = "sum", out: Tensor | None = None
+        self, bucket: Bucket, sent: Tensor, group: AbstractGroup, op: ReduceOp = "sum", out: Tensor | None = None
     ) -> Reduction:
         return add_encoded(self, bucket, sent, op, out)
 
@@ -45,7 +49,7 @@ class ExactCodec(AbstractCodec):
             raise malformed(bucket, sent)
         return sent if out is None else out.copy_(sent.view_as(out))
 
-    def memory(self) -> Mapping[str, Tensor]:
+    def memory(self) -> Mapping[str, Kept]:
         return {}
 
     def remember(self, memory: Mapping[str, Tensor]) -> None:
@@ -55,6 +59,6 @@ class ExactCodec(AbstractCodec):
         return codec_cost("none", bucket.num_bytes)
 
 
-def make_exact(choice: Choice) -> ExactCodec:
+def make_exact(choice: Choice, rank: int) -> ExactCodec:
     """The codec of `none` in a plan."""
     return ExactCodec()

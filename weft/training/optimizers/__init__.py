@@ -5,6 +5,7 @@ from weft.training.optimizers.adam import Adam, AdamW
 from weft.training.optimizers.catalogue import OPTIMIZERS
 from weft.training.optimizers.layer_rule import AbstractLayerRule
 from weft.training.optimizers.layer_wise import LAMB, LARS
+from weft.training.optimizers.momentum import WithoutMomentum, split_momentum
 from weft.training.optimizers.optimizer import (
     AbstractOptimizer,
     AbstractRule,
@@ -45,5 +46,7 @@ __all__ = [
     "Slots",
     "TorchOptimizer",
     "WholeNorms",
+    "WithoutMomentum",
     "slots_beside",
+    "split_momentum",
 ]
