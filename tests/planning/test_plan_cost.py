@@ -27,7 +27,7 @@ def test_half_precision_reads_and_writes_what_it_turns() -> None:
 
 def test_a_codec_without_a_formula_is_refused() -> None:
     with pytest.raises(UsageError, match="cost of this compression is not known"):
-        codec_cost("topk", 1000.0)
+        codec_cost("zip", 1000.0)
 
 
 def test_shards_send_as_much_as_an_all_reduce_and_hold_a_part_of_the_state() -> None:

@@ -14,11 +14,17 @@ from weft.errors import PlanError
 from weft.specs.axes import AXES
 from weft.specs.parsing import parse_plan
 from weft.specs.plan import Choice, Plan
+from weft.specs.refusal import with_parameters
 from weft.specs.refusals import REFUSALS, Refusal, check_plan, nearest_to, refusals_of
 
 
 def available(axis: str) -> list[str]:
     return [name for name, value in AXES[axis].items() if value.is_available]
+
+
+def usual_of(axis: str, name: str) -> Choice:
+    """The value with all its parameters as they are unless a plan says otherwise."""
+    return Choice(name, tuple(AXES[axis][name].parameters.items()))
 
 
 @given(
@@ -134,15 +140,11 @@ def test_what_later_versions_bring_is_known_and_refused_as_such() -> None:
             parse_plan(text)
 
 
-def with_parameters(choice: Choice, **parameters: float | str) -> Choice:
-    return Choice(choice.name, tuple({**dict(choice.parameters), **parameters}.items()))
-
-
 def products() -> Iterator[Plan]:
     """Every placement with every value of the other axes, whether it makes sense or not."""
     splits = ("tensor", "pipeline", "shard", "expert", "linear")
     placements = [(one,) for one in splits] + list(combinations(splits, 2))
-    others = ("shard_level", "schedule", "cut", "share", "consistency", "topology", "compress")
+    others = ("shard_level", "schedule", "cut", "activations", "share", "consistency", "topology", "compress")
     values = [[Choice(name, tuple(AXES[a][name].parameters.items())) for name in available(a)] for a in others]
     pairs = {
         (*usual[:i], one, *usual[i + 1 : j], two, *usual[j + 1 :])
@@ -197,9 +199,7 @@ def test_the_nearest_plan_of_every_refusal_is_valid(refusal: Refusal) -> None:
         for n in range(1, 9)
         for name, key in (("server", "shards"), ("hierarchical", "inner"))
     ]
-    usual = {
-        name: Choice(name, tuple(AXES["consistency"][name].parameters.items())) for name in available("consistency")
-    }
+    usual = {name: usual_of("consistency", name) for name in available("consistency")}
     server = Choice("server", (("shards", 1),))
     refused += [
         *(Plan(data=1, consistency=usual[name]) for name in usual),
@@ -208,10 +208,21 @@ def test_the_nearest_plan_of_every_refusal_is_valid(refusal: Refusal) -> None:
         Plan(data=2, shard=2, topology=server),
         *(Plan(data=2, consistency=usual[n], topology=Choice("ring")) for n in usual),
         *(Plan(data=2, consistency=usual[n], compress=Choice("fp16")) for n in usual),
+        *(
+            Plan(data=2, compress=with_parameters(usual_of("compress", name), **changed))
+            for name in ("topk", "randomk", "dgc", "auto")
+            for changed in ({"ratio": 2.0}, {"bits": 3}, {"bits": 4, "sum": "split"})
+            if changed.keys() <= AXES["compress"][name].parameters.keys()
+        ),
         Plan(data=2, consistency=with_parameters(usual["local"], outer_lr=0.5)),
         Plan(data=2, consistency=with_parameters(usual["local"], outer="nesterov", outer_momentum=1.0)),
         Plan(data=2, consistency=with_parameters(usual["elastic"], beta=2.0)),
         Plan(data=2, consistency=with_parameters(usual["gossip"], mix="after", lost="drop")),
+        *(
+            Plan(data=2, consistency=with_parameters(usual["gossip"], **changed), compress=Choice(name))
+            for changed in ({"mix": "pair"}, {"gamma": 0.5}, {"gamma": 2.0})
+            for name in ("sign", "bf16")
+        ),
         Plan(data=2, consistency=with_parameters(usual["backup"], workers=2), topology=server),
         Plan(data=2, consistency=with_parameters(usual["backup"], deadline="soon"), topology=server),
         Plan(data=2, consistency=with_parameters(usual["stale"], lr="full"), topology=server),

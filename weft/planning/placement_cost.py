@@ -16,13 +16,17 @@
     linear    activations of all ranks to each (all-gather), outputs back to whose samples they are (reduce-scatter),
               and gradients the other way
 
+Activations may travel in a format of fewer bytes: activation_cost.py.
+
 All are of one rank. Groups of data-parallel copies pay for gradients on top, as plan_cost.py says.
 """
 
 from dataclasses import dataclass
 
+from weft.planning.activation_cost import activation_bytes, is_added_by_group
 from weft.planning.collective_cost import Algorithm, all_reduce_cost, collective_cost
 from weft.planning.cost import Cost
+from weft.specs.plan import Choice
 
 __all__ = [
     "Held",
@@ -76,14 +80,23 @@ def sharded_cost(level: int, num_ranks: int, parameter_bytes: float) -> Cost:
     return scatter.plus(gather).plus(gather if level >= 3 else Cost())
 
 
-def tensor_cost(num_ranks: int, activation_bytes: float, num_pairs: int = 1) -> Cost:
+def tensor_cost(num_ranks: int, num_bytes: float, num_pairs: int = 1, *, activations: Choice | str = "none") -> Cost:
     """Of layers in pairs, a column-split one and then a row-split one: an all-reduce of activations forward, and one of
-    their gradients backward.
+    their gradients backward. Of 8-bit messages, which no group adds up, two ranks gather each other's; more exchange
+    parts, whose scales of their own (at most 4 bytes for each rank and part) are not counted.
 
-    >>> tensor_cost(2, 1000.0, num_pairs=2).bytes_sent
-    4000.0
+    Args:
+        num_bytes: of the activations after a pair, as float32.
+        activations: the format in which they travel.
+
+    >>> tensor_cost(2, 1000.0, num_pairs=2).bytes_sent, tensor_cost(2, 16384.0, activations="tree8").bytes_sent
+    (4000.0, 8208.0)
     """
-    one = all_reduce_cost(RING, num_ranks, activation_bytes).busiest
+    message = activation_bytes(activations, num_bytes)
+    if num_ranks == 2 and message < num_bytes and not is_added_by_group(activations):
+        one = collective_cost("all_gather", num_ranks, num_ranks * message).busiest
+    else:
+        one = all_reduce_cost(RING, num_ranks, message).busiest
     return _times(one, 2 * num_pairs)
 
 
@@ -93,13 +106,21 @@ def halo_cost(edge_bytes: float, num_neighbours: int = 2) -> Cost:
     return Cost(bytes_sent=2 * sent, rounds=2, path_bytes=2 * edge_bytes)
 
 
-def pipeline_cost(num_micro_batches: int, in_bytes: float, out_bytes: float) -> Cost:
+def pipeline_cost(
+    num_micro_batches: int, in_bytes: float, out_bytes: float, *, activations: Choice | str = "none"
+) -> Cost:
     """Of a stage: activations of a micro-batch go out, and gradients of those that came in go back. Rounds are those of
     the first micro-batch: the others come while it computes.
 
-    >>> pipeline_cost(8, 0.0, 100.0).bytes_sent
-    800.0
+    Args:
+        in_bytes: of a value that comes in, as float32.
+        out_bytes: of one that goes out.
+        activations: the format in which they travel.
+
+    >>> pipeline_cost(8, 0.0, 100.0).bytes_sent, pipeline_cost(8, 0.0, 16384.0, activations="bf16").bytes_sent
+    (800.0, 65536.0)
     """
+    in_bytes, out_bytes = (activation_bytes(activations, one) for one in (in_bytes, out_bytes))
     sent = num_micro_batches * (in_bytes + out_bytes)
     return Cost(bytes_sent=sent, rounds=2, path_bytes=in_bytes + out_bytes)
 

@@ -18,18 +18,20 @@ joins goes one push to the shards:
     worker   <-> host server    N m each way, within hosts
     host server  <-> shards     N m / j each way, between hosts, where j of 1 to K gradients are joined on average
 
-m is what the codec makes of the weights. Means over steps. What evaluations, checkpoints, stop wishes and norms for
-clipping send is not in them, nor the loss (8 bytes, and 8 more a tensor, in an all-reduce of their own), nor headers of
-messages; and what a bound or a round of a server makes a worker wait for is no message.
+m is what the codec makes of the weights, or of changes of them; weights on their way to workers are as they are where
+it cannot carry them. What no transport can add up is gathered, N m at every rank, and the sum of shards is dense
+between them. Means over steps. What evaluations, checkpoints, stop wishes and norms for clipping send is not in them,
+nor the loss (8 bytes, and 8 more a tensor, in an all-reduce of their own), nor headers of messages; and what a bound or
+a round of a server makes a worker wait for is no message.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
 from weft.errors import UsageError
-from weft.planning.codec_cost import CodecCost, codec_cost
+from weft.planning.codec_cost import CodecCost, Shape, codec_cost
 from weft.planning.collective_cost import (
     ALL_REDUCE_ALGORITHMS,
     Algorithm,
@@ -41,7 +43,7 @@ from weft.planning.cost import CommunicationCost, Cost
 from weft.planning.gossip_graphs import make_split, num_neighbours
 from weft.specs.axes import AXES
 from weft.specs.loading import load
-from weft.specs.plan import Plan
+from weft.specs.plan import Plan, value_of
 
 __all__ = ["Step", "algorithm_of", "plan_cost"]
 
@@ -62,15 +64,25 @@ class Step:
     state_bytes: float
     joined: float | None
     element_bytes: int
+    shapes: Sequence[Shape] | None = None
 
     @cached_property
     def codec(self) -> CodecCost:
-        return codec_cost(self.plan.compress, self.num_bytes, self.element_bytes)
+        return codec_cost(self.plan.compress, self.num_bytes, self.element_bytes, self.shapes)
 
     @property
     def kept_bytes(self) -> float:
         """Of memory for what is sent, where that is not the tensors themselves."""
         return self.codec.sent_bytes if self.codec.touched_bytes else 0.0
+
+    @property
+    def carries_weights(self) -> bool:
+        return value_of("compress", self.plan.compress).coding.carries_weights
+
+    @property
+    def weight_bytes(self) -> float:
+        """That are sent of all weights, to who computes with them."""
+        return self.sent_bytes if self.carries_weights else self.num_bytes
 
     @property
     def sent_bytes(self) -> float:
@@ -85,6 +97,7 @@ def plan_cost(
     state_bytes: float = 0.0,
     joined: float | None = None,
     element_bytes: int = 4,
+    shapes: Sequence[Shape] | None = None,
 ) -> CommunicationCost:
     """The cost of a plan in a step. All-reduces are those of the topology; `native` and `auto` count as a ring.
 
@@ -93,6 +106,7 @@ def plan_cost(
         state_bytes: of the optimizer's state, which counts where it is averaged or split.
         joined: how many gradients a host server joins into one push, on average; all of its host if not given.
         element_bytes: of a number of the weights.
+        shapes: of the weights, for compressions that ask; by default they are one matrix.
 
     >>> from weft.specs import parse_plan
     >>> plan_cost(parse_plan("data=4"), 1000.0).of("worker")
@@ -107,7 +121,7 @@ def plan_cost(
     if plan.num_shards and plan.channel != "servers":
         raise UsageError(f"cost of this plan is not known ({plan}); choose another consistency or topology")
     formula: Callable[[Step], CommunicationCost] = load(AXES["consistency"][plan.consistency.name].cost)
-    return formula(Step(plan, num_bytes, state_bytes, joined, element_bytes))
+    return formula(Step(plan, num_bytes, state_bytes, joined, element_bytes, shapes))
 
 
 def algorithm_of(plan: Plan) -> Algorithm:
@@ -129,17 +143,28 @@ def synchronous(step: Step) -> CommunicationCost:
         return served(step)
     if plan.shard > 1:
         return _sharded(step)
-    cost = all_reduce_cost(algorithm_of(plan), plan.num_ranks, step.sent_bytes)
-    return _coded(cost, step).holding(PACKED * step.num_bytes + step.kept_bytes if plan.num_ranks > 1 else 0.0)
+    return _coded(_summed(step), step).holding(PACKED * step.num_bytes + step.kept_bytes if plan.num_ranks > 1 else 0.0)
+
+
+def _summed(step: Step) -> CommunicationCost:
+    """One message of every rank, added up on all of them: by the transport, in as many rounds as the codec has, or by
+    every rank."""
+    size = step.plan.num_ranks
+    if step.codec.is_gathered:
+        return collective_cost("all_gather", size, size * step.sent_bytes)
+    cost = all_reduce_cost(algorithm_of(step.plan), size, step.sent_bytes)
+    rounds = step.codec.num_rounds
+    return replace(cost, addresses=tuple(replace(one, rounds=rounds * one.rounds) for one in cost.addresses))
 
 
 def _sharded(step: Step) -> CommunicationCost:
     """Of the shards, those at one place of every replica then add up their parts. Messages are packed once, and
     parameters come back into the same memory; a rank holds a part of the state."""
     plan = step.plan
-    scatter = collective_cost("reduce_scatter", plan.shard, step.sent_bytes)
+    is_cut = step.carries_weights  # else each part is a message to its owner
+    scatter = collective_cost("reduce_scatter" if is_cut else "all_to_all", plan.shard, step.sent_bytes)
     gather = collective_cost("all_gather", plan.shard, step.num_bytes)
-    part = all_reduce_cost(algorithm_of(plan), plan.data, step.sent_bytes / plan.shard)
+    part = all_reduce_cost(algorithm_of(plan), plan.data, step.weight_bytes / plan.shard)
     one = scatter.busiest.plus(part.busiest).plus(gather.busiest)
     # The report of the loss, of all ranks, is waited for meanwhile, and takes longer than the scatter.
     report = all_reduce_cost(algorithm_of(plan), plan.num_ranks, 0)
@@ -152,7 +177,7 @@ def _sharded(step: Step) -> CommunicationCost:
 def local(step: Step) -> CommunicationCost:
     """Weights are packed, and the state; an outer optimizer keeps the weights of the last meeting, and its momentum."""
     choice, algorithm, size = step.plan.consistency, algorithm_of(step.plan), step.plan.num_ranks
-    cost = _coded(all_reduce_cost(algorithm, size, step.sent_bytes), step)
+    cost = _coded(_summed(step), step)
     if choice["state"] == "mean" and step.state_bytes:
         cost = cost.plus(all_reduce_cost(algorithm, size, step.state_bytes)).holding(step.state_bytes)
     copies = 3 if choice["outer"] == "nesterov" else 1
@@ -171,7 +196,8 @@ def gossip(step: Step) -> CommunicationCost:
         return _coded(CommunicationCost((worker,) * plan.num_ranks + (Cost(),) * plan.num_ranks, plan.roles), step)
     cost = CommunicationCost((Cost(sent, 1, sent, sent),) * plan.num_ranks, plan.roles)
     rounded = _rounded(step, messages=1 + num_neighbours(graph, plan.num_ranks))
-    return _coded(cost, step).holding((PACKED + 1) * step.num_bytes + rounded)
+    known = 0 if step.carries_weights else 1 + num_neighbours(graph, plan.num_ranks)
+    return _coded(cost, step).holding((PACKED + 1 + known) * step.num_bytes + rounded)
 
 
 def _paired(step: Step, graph: str) -> CommunicationCost:
@@ -212,10 +238,10 @@ def _at_servers(step: Step, *, reduced: float = 0.0, copies: int = 0) -> Communi
     """
     plan, size, shards = step.plan, step.plan.num_ranks, step.plan.num_shards
     parts = int(plan.consistency.get("parts", 1))
-    pushed, pending = step.sent_bytes / parts, (1 - 1 / parts) * step.num_bytes
-    at_shard = size * pushed / shards
-    worker = Cost(pushed, 2, 2 * pushed, reduced)
-    shard = Cost(at_shard, 2, 2 * at_shard, at_shard, step.num_bytes / shards)
+    pushed, answered = step.sent_bytes / parts, step.weight_bytes / parts
+    pending, at_shard, given = (1 - 1 / parts) * step.num_bytes, size * pushed / shards, size * answered / shards
+    worker = Cost(pushed, 2, pushed + answered, reduced)
+    shard = Cost(given, 2, at_shard + given, at_shard, step.num_bytes / shards)
     cost = _coded(CommunicationCost((worker,) * size + (shard,) * shards, plan.roles), step)
     return cost.mean_over(step.plan.period).holding(copies * step.num_bytes + pending)
 
@@ -224,19 +250,27 @@ def _hosted(step: Step) -> CommunicationCost:
     """With all gradients of a host joined, a host server sends one push, and to each of its workers the weights, which
     it keeps."""
     plan, sent_bytes, shards = step.plan, step.sent_bytes, step.plan.num_shards
+    both_ways = sent_bytes + step.weight_bytes
     inner = plan.ranks_per_host
     on_host = [min(inner, plan.num_ranks - host * inner) for host in range(plan.num_hosts)]
     forwards = [1.0 if step.joined is None else num_ranks / step.joined for num_ranks in on_host]
     at_shard = sum(forwards) * sent_bytes / shards
-    worker = Cost(sent_bytes, 4, 4 * sent_bytes)
-    shard = Cost(at_shard, 2, 2 * at_shard, at_shard, step.num_bytes / shards)
+    given = sum(forwards) * step.weight_bytes / shards
+    worker = Cost(sent_bytes, 4, 2 * both_ways)
+    shard = Cost(given, 2, at_shard + given, at_shard, step.num_bytes / shards)
     hosts = [
-        Cost((num_ranks + sent) * sent_bytes, 4, 2 * (num_ranks + sent) * sent_bytes, num_ranks * sent_bytes, memory)
-        for num_ranks, sent, memory in zip(on_host, forwards, [step.num_bytes] * plan.num_hosts, strict=True)
+        Cost(
+            num_ranks * step.weight_bytes + sent * sent_bytes,
+            4,
+            (num_ranks + sent) * both_ways,
+            num_ranks * sent_bytes,
+            step.num_bytes,
+        )
+        for num_ranks, sent in zip(on_host, forwards, strict=True)
     ]
     addresses = (worker,) * plan.num_ranks + (shard,) * shards + tuple(hosts)
     cost = _coded(CommunicationCost(addresses, plan.roles), step)
-    return replace(cost, between_bytes=2 * sum(forwards) * sent_bytes)
+    return replace(cost, between_bytes=sum(forwards) * both_ways)
 
 
 def _rounded(step: Step, *, copies: int = 1, messages: int = 1) -> float:

@@ -1,13 +1,13 @@
 """The axes of a plan: the values of each, with their parameters, as rows of a table."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from weft.specs.roles import Channel
 
-__all__ = ["AXES", "DEGREES", "Limit", "Number", "Sends", "Traits", "Value"]
+__all__ = ["AXES", "DEGREES", "Coding", "Limit", "Number", "Sends", "Traits", "Value"]
 
 Number = int | float | str
 
@@ -34,6 +34,26 @@ class Traits:
     commit: Literal["round", "arrival"] = "round"
     has_all_reduce: bool = False
     skips_rounds: bool = False
+
+
+@dataclass(frozen=True)
+class Coding:
+    """The properties of a compression that others ask for.
+
+    Args:
+        takes_momentum: ranks keep the momentum of their gradients themselves.
+        needs_matrices: whole matrices are sent in another form.
+        carries_weights: a message stands for itself, so that weights can be sent; else changes alone.
+        makes_estimates: whether with these parameters every message of a change brings an estimate of weights nearer,
+            and is as long as the one before. Chance adds more than that with few levels.
+        needs_group: what is sent hangs on a group in which ranks meet in every step.
+    """
+
+    takes_momentum: bool = False
+    needs_matrices: bool = False
+    carries_weights: bool = False
+    makes_estimates: Callable[[Sequence[tuple[str, Number]]], bool] = lambda _: False
+    needs_group: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,7 +89,8 @@ class Value:
     synchronous steps.
 
     Of a compression, `realised_by` is, for each channel that can carry it, a function of (choice) that returns a codec,
-    and `equations` the rounding that proofs hold it to. Of a topology, `rounds_once` says that sums are made in the
+    and `equations` the rounding that proofs hold it to, or a function of a setting (weft/proving/compression) that
+    returns the compression of all ranks. Of a topology, `rounds_once` says that sums are made in the
     order of ranks, those of 16-bit floats in 32 bits. `cost` is the import path of what the value costs, in
     weft/planning, where the arguments of each axis' functions are told.
     """
@@ -85,6 +106,7 @@ class Value:
     neighbours_if: Mapping[str, str] = field(default_factory=dict)
     equations: Mapping[Channel, str] = field(default_factory=dict)
     rounds_once: bool = False
+    coding: Coding = Coding()
     cost: str = ""
 
 
@@ -95,19 +117,61 @@ def _is_deadline(text: str) -> bool:
         return False
 
 
+def _is_share(text: str) -> bool:
+    try:
+        return 0 < float(text) <= 1
+    except ValueError:
+        return False
+
+
 _SCHEMES, _POLICIES = "weft.distributed.consistency", "weft.distributed.consistency.server.policies"
 _EQUATIONS, _FOLLOW_GRADIENTS = "weft.proving.relaxed_equations", "weft.proving.served:follow_recipe"
 _COSTS, _COLLECTIVES = "weft.planning.plan_cost", "weft.planning.collective_cost"
 
 
-def _codec(made_by: str, rounding: str, cost: str) -> Value:
-    """A codec that every channel can carry."""
-    channels: tuple[Channel, ...] = ("all_reduce", "servers", "neighbours")
+def _codec(
+    made_by: str, equations: str, cost: str, parameters: Mapping[str, Number] | None = None, **more: Any
+) -> Value:
+    """A codec that every channel can carry, unless `channels` names some."""
+    channels: tuple[Channel, ...] = more.pop("channels", ("all_reduce", "servers", "neighbours"))
     return Value(
+        parameters or {},
         is_available=True,
         realised_by=dict.fromkeys(channels, f"weft.distributed.codecs.{made_by}"),
-        equations=dict.fromkeys(channels, f"weft.proving.rounding:{rounding}"),
+        equations=dict.fromkeys(channels, f"weft.proving.{equations}"),
         cost=f"weft.planning.codec_cost:{cost}",
+        **more,
+    )
+
+
+def _between(low: float, high: float, *names: str) -> Limit:
+    """Numbers above `low`, and up to `high`."""
+    return Limit(
+        lambda given, _: any(not low < float(given[name]) <= high for name in names),
+        f"a number above {low:g} and up to {high:g} is needed ({', '.join(names)})",
+        lambda _: dict.fromkeys(names, high),
+    )
+
+
+_RATIO = _between(0, 1, "ratio")
+_SUM: Mapping[str, Number] = {"sum": "auto", "bits": 0}
+_SUMS = {"sum": ("auto", "fastest", "gather", "doubling", "split", "dense")}
+_SUM_BITS = Limit(
+    lambda given, _: given["bits"] not in (0, 2, 4, 8) or (given["bits"] and given["sum"] not in ("auto", "dense")),
+    "a sum that is gathered dense may be sent in codes of 2, 4 or 8 bits; other sums have no such codes",
+    lambda _: {"bits": 4, "sum": "dense"},
+)
+
+
+def _wire_format(made_by: str, cost: str, rounding: str) -> Value:
+    """A form in which activations travel, made by a function of (choice); `cost` is one of (num_elements,
+    element_bytes) that returns the bytes of a message, `equations` the largest error of a number, as a share of the
+    largest of its tensor."""
+    return Value(
+        is_available=True,
+        realised_by={"all_reduce": f"weft.distributed.codecs.activations.wire_format:{made_by}"},
+        equations={"all_reduce": f"weft.proving.rounding:{rounding}"},
+        cost=f"weft.planning.activation_cost:{cost}",
     )
 
 
@@ -125,6 +189,9 @@ def _schedule(made_by: str, parameters: Mapping[str, Number] | None = None, **op
         **options,
     )
 
+
+_OF_WEIGHTS, _OF_ESTIMATES = Coding(carries_weights=True), Coding(makes_estimates=lambda _: True)
+_ROUNDING = {"round": ("nearest", "stochastic")}
 
 AXES: Mapping[str, Mapping[str, Value]] = {
     "shard_level": {
@@ -152,6 +219,13 @@ AXES: Mapping[str, Mapping[str, Value]] = {
             cost=_CUTS,
         )
         for costs in ("flops", "time", "parameters")
+    },
+    "activations": {
+        "none": _wire_format("make_exact", "exact", "NO_STEP"),
+        "fp16": _wire_format("make_fp16", "half", "FP16_STEP"),
+        "bf16": _wire_format("make_bf16", "half", "BF16_STEP"),
+        "linear8": _wire_format("make_linear8", "eight_bit", "LINEAR8_STEP"),
+        "tree8": _wire_format("make_tree8", "eight_bit", "TREE8_STEP"),
     },
     "share": {
         "equal": Value(is_available=True, cost=_SHARES),
@@ -261,7 +335,7 @@ AXES: Mapping[str, Mapping[str, Value]] = {
             cost=f"{_COSTS}:elastic",
         ),
         "gossip": Value(
-            {"graph": "ring", "mix": "during", "lost": "end"},
+            {"graph": "ring", "mix": "during", "lost": "end", "gamma": "auto"},
             is_available=True,
             words={
                 "graph": ("ring", "torus", "exponential", "complete"),
@@ -273,6 +347,11 @@ AXES: Mapping[str, Mapping[str, Value]] = {
                     lambda given, _: given["lost"] == "drop" and given["mix"] == "after",
                     "ranks that may die send their weights before the gradient, and mix what has come",
                     lambda _: {"mix": "during"},
+                ),
+                Limit(
+                    lambda given, _: given["gamma"] != "auto" and not _is_share(str(given["gamma"])),
+                    "gamma is auto, or a number above 0 and up to 1",
+                    lambda _: {"gamma": "auto"},
                 ),
             ),
             traits=Traits(sends="weights"),
@@ -307,17 +386,90 @@ AXES: Mapping[str, Mapping[str, Value]] = {
         "neighbours": Value({"graph": "ring"}),
     },
     "compress": {
-        "none": _codec("exact:make_exact", "EXACT", "none"),
-        "fp16": _codec("half:make_fp16", "FP16", "half"),
-        "bf16": _codec("half:make_bf16", "BF16", "half"),
-        "qsgd": Value({"bits": 8}),
-        "terngrad": Value(),
-        "onebit": Value(),
-        "topk": Value({"ratio": 0.01}),
-        "dgc": Value({"ratio": 0.001}),
-        "powersgd": Value({"rank": 4}),
-        "sparse": Value({"ratio": 0.01}),
-        "factors": Value(),
+        "none": _codec("exact:make_exact", "rounding:EXACT", "none", coding=_OF_WEIGHTS),
+        "fp16": _codec(
+            "half:make_fp16", "rounding:FP16", "half", {"round": "nearest"}, words=_ROUNDING, coding=_OF_WEIGHTS
+        ),
+        "bf16": _codec(
+            "half:make_bf16", "rounding:BF16", "half", {"round": "nearest"}, words=_ROUNDING, coding=_OF_WEIGHTS
+        ),
+        "qsgd": _codec(
+            "qsgd:make_qsgd",
+            "compression.schemes:qsgd",
+            "quantised",
+            {"bits": 8, "block": 512, "norm": "max"},
+            words={"norm": ("l2", "max")},
+            coding=Coding(makes_estimates=lambda given: ("bits", 8) in given),
+            limits=(
+                Limit(
+                    lambda given, _: given["bits"] not in (2, 4, 8),
+                    "codes of 2, 4 or 8 bits fill bytes",
+                    lambda _: {"bits": 4},
+                ),
+            ),
+        ),
+        "terngrad": _codec(
+            "terngrad:make_terngrad", "compression.schemes:terngrad", "ternary", {"clip": 2.5}, least={"clip": 0}
+        ),
+        "onebit": _codec(
+            "signs:make_onebit", "compression.schemes:onebit", "signs", {"block": 4096}, coding=_OF_ESTIMATES
+        ),
+        "sign": _codec(
+            "signs:make_sign", "compression.schemes:sign", "symmetric_signs", {"block": 4096}, coding=_OF_ESTIMATES
+        ),
+        "topk": _codec(
+            "topk:make_topk",
+            "compression.schemes:topk",
+            "selected",
+            {"ratio": 0.01, "select": "exact", **_SUM},
+            words={"select": ("exact", "sampled"), **_SUMS},
+            least={"bits": 0},
+            limits=(_RATIO, _SUM_BITS),
+            coding=Coding(makes_estimates=lambda given: ("select", "exact") in given),
+        ),
+        "threshold": _codec("topk:make_threshold", "compression.schemes:threshold", "above", {"value": 0.001}),
+        "randomk": _codec(
+            "randomk:make_randomk",
+            "compression.schemes:randomk",
+            "drawn",
+            {"ratio": 0.01},
+            limits=(_RATIO,),
+            channels=("all_reduce",),
+        ),
+        "dgc": _codec(
+            "dgc:make_dgc",
+            "compression.schemes:dgc",
+            "selected",
+            {"ratio": 0.001, "warmup": 100, "clip": 0.0, **_SUM},
+            words=_SUMS,
+            least={"warmup": 0, "clip": 0, "bits": 0},
+            limits=(_RATIO, _SUM_BITS),
+            channels=("all_reduce",),
+            coding=Coding(takes_momentum=True),
+        ),
+        "powersgd": _codec(
+            "powersgd:make_powersgd",
+            "compression.schemes:powersgd",
+            "factored",
+            {"rank": 4},
+            channels=("all_reduce",),
+            coding=Coding(needs_matrices=True),
+        ),
+        "auto": _codec(
+            "auto:make_auto",
+            "compression.schemes:topk",
+            "selected",
+            {"ratio": 0.01},
+            limits=(_RATIO,),
+            channels=("all_reduce",),
+            coding=Coding(needs_group=True),
+        ),
+        "factors": Value(
+            is_available=True,
+            realised_by={"all_reduce": "weft.distributed.codecs.exact:make_exact"},  # of all that are no factors
+            equations={"all_reduce": "weft.proving.rounding:EXACT"},
+            cost="weft.planning.codec_cost:factors",
+        ),
     },
 }
 

@@ -63,6 +63,10 @@ def _gathers_parameters(plan: Plan) -> bool:
     return plan.shard > 1 and plan.shard_level.name == "3"
 
 
+def _as_they_are(plan: Plan) -> Plan:
+    return replace(plan, compress=Choice("none"))
+
+
 def _in_groups(plan: Plan) -> Plan:
     usual = Choice("gossip", tuple(AXES["consistency"]["gossip"].parameters.items()))
     return replace(plan, consistency=with_parameters(usual, graph=plan.consistency["graph"]))
@@ -87,7 +91,22 @@ PLACEMENT_REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         lambda plan: plan.linear > 1 and plan.compress != Choice("none"),
         "gradients of linear layers are not sent, of activations they are, and those are not compressed",
-        lambda plan: replace(plan, compress=Choice("none")),
+        _as_they_are,
+    ),
+    Refusal(
+        lambda plan: plan.sends_factors and plan.channel == "servers",
+        "servers hold pieces of weights, and take gradients that workers have multiplied",
+        _as_they_are,
+    ),
+    Refusal(
+        lambda plan: plan.sends_factors and not plan.is_synchronous,
+        "factors are of a gradient, and ranks of this consistency send weights, which have none",
+        _as_they_are,
+    ),
+    Refusal(
+        lambda plan: plan.sends_factors and (plan.splits_layers or plan.shard > 1),
+        "every rank multiplies the factors of all ranks for whole layers, and here it holds parts of them",
+        _as_they_are,
     ),
     Refusal(
         lambda plan: plan.splits_model and plan.channel == "neighbours",
@@ -108,6 +127,11 @@ PLACEMENT_REFUSALS: tuple[Refusal, ...] = (
         lambda plan: plan.cut != Plan().cut and plan.pipeline == 1,
         "a model in one stage is not cut",
         _cut_as_usual,
+    ),
+    Refusal(
+        lambda plan: plan.activations != Plan().activations and not plan.splits_model,
+        "activations travel between stages (pipeline=N) and between parts of layers (tensor=N), and there are none",
+        lambda plan: replace(plan, activations=Plan().activations),
     ),
     Refusal(
         lambda plan: _streams(plan) and (plan.shard > 1 or _mixes_samples(plan)),

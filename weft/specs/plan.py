@@ -59,6 +59,7 @@ class Plan:
     shard_level: Choice = Choice("1")
     schedule: Choice = Choice("1f1b")
     cut: Choice = Choice("flops")
+    activations: Choice = Choice("none")
     share: Choice = Choice("equal")
     consistency: Choice = Choice("sync")
     topology: Choice = Choice("native")
@@ -184,6 +185,11 @@ class Plan:
         return int(self.share["every"]) if self.share.name == "measured" else None
 
     @property
+    def sends_factors(self) -> bool:
+        """Whether gradients of linear layers travel as the factors that they are products of."""
+        return self.compress.name == "factors"
+
+    @property
     def period(self) -> int:
         """Steps from one exchange to the next."""
         return int(self.consistency.get("steps", 1))
@@ -253,11 +259,15 @@ def _first(ranks: tuple[int, ...], number: int) -> tuple[int, ...]:
     return tuple(ranks[i % len(ranks)] for i in range(number))
 
 
+UNSAID = ("none", "nearest")
+"""Words that go without saying, where they are as usual."""
+
+
 def _spell(key: str, value: int | tuple[int, ...] | Choice) -> str:
     """A degree or a choice as short text: of the parameters the first, and those that are not as usual."""
     if not isinstance(value, Choice):
         return str(value) if isinstance(value, int) else ":".join(map(str, value))
     defaults = AXES[key][value.name].parameters
     usual = [p[1] == defaults.get(p[0]) for p in value.parameters]
-    shown = [p for i, p in enumerate(value.parameters) if not usual[i] or (i == 0 and p[1] != "none")]
+    shown = [p for i, p in enumerate(value.parameters) if not usual[i] or (i == 0 and p[1] not in UNSAID)]
     return str(replace(value, parameters=tuple(shown)))

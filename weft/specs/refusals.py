@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from weft.errors import PlanError
 from weft.specs.axes import AXES, Limit
+from weft.specs.compression_refusals import COMPRESSION_REFUSALS
 from weft.specs.placement_refusals import PLACEMENT_REFUSALS
 from weft.specs.plan import Choice, Plan, value_of
 from weft.specs.refusal import Refusal, with_parameters
@@ -31,6 +32,7 @@ def _server() -> Choice:
 
 REFUSALS: tuple[Refusal, ...] = (
     *PLACEMENT_REFUSALS,
+    *COMPRESSION_REFUSALS,
     Refusal(
         lambda plan: not plan.is_synchronous and plan.num_replicas == 1,
         "one replica has nobody to agree with",
