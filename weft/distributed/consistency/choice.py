@@ -35,4 +35,13 @@ def relax(
         return base
     scheme = load(value.realised_by["all_reduce"])(group, choice, codec)
     until = int(choice.get("after", 0))
-    return RelaxedReplicas(group, base, scheme, str(choice), until, world=world, inside=inside)
+    return RelaxedReplicas(
+        group,
+        base,
+        scheme,
+        str(choice),
+        until,
+        world=world,
+        inside=inside,
+        sends_changes=not codec.carries_weights,
+    )

@@ -5,7 +5,8 @@
                      +-- to the neighbours; theirs arrive meanwhile ------+
 
 Weights are mixed, not gradients: mixed gradients alone would never bring the replicas together. With a codec a rank
-moves by the differences that all see, x_r <- x_r + sum_j W[r, j] (q(x_j) - q(x_r)) - lr g_r.
+moves by the differences that all see, x_r <- x_r + sum_j W[r, j] (q(x_j) - q(x_r)) - lr g_r; with one that cannot carry
+weights, by those of estimates (estimates.py).
 """
 
 from collections.abc import Mapping
@@ -15,9 +16,10 @@ from typing import Literal, cast, final
 from torch import Tensor
 
 from weft.distributed.codecs import AbstractCodec, ExactCodec, write
+from weft.distributed.consistency.estimates import Estimates
 from weft.distributed.consistency.graphs import Mixing, draw_all, make_mixing
 from weft.distributed.consistency.parcel import Parcel
-from weft.distributed.consistency.scheme import AbstractGroupScheme, Memory
+from weft.distributed.consistency.scheme import AbstractGroupScheme, Memory, memory_of, remember_codec
 from weft.distributed.group.calls import AllReduce, NeighbourAllReduce
 from weft.distributed.group.group import AbstractGroup
 from weft.specs.plan import Choice
@@ -35,6 +37,7 @@ class Gossip(AbstractGroupScheme):
     Args:
         mix: `during` the gradient, as in the paper, which is then that of the weights before mixing; or `after` the
             update, which waits for the neighbours and keeps the replicas nearer (adapt, then combine).
+        gamma: of estimates; None for that of the codec.
     """
 
     def __init__(
@@ -44,9 +47,12 @@ class Gossip(AbstractGroupScheme):
         *,
         mix: Literal["during", "after"] = "during",
         codec: AbstractCodec | None = None,
+        gamma: float | None = None,
     ) -> None:
         self._group = group
         self._codec = codec or ExactCodec()
+        self._gamma = self._codec.mixing_step if gamma is None else gamma
+        self._estimates: Estimates | None = None
         self._mixing = mixing
         self._mix = mix
         self._listeners = [rank for rank, heard in enumerate(mixing.graph) if group.rank in heard]
@@ -61,17 +67,26 @@ class Gossip(AbstractGroupScheme):
 
     def join(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
-        self._weights = Parcel(self._group, parameters, self._codec)
+        self._codec.remember({})
+        if self._codec.carries_weights:
+            self._weights = Parcel(self._group, parameters, self._codec)
+            return
+        self._weights = Parcel(self._group, parameters)
+        sources, targets = self._mixing.graph[self._group.rank], self._listeners
+        self._estimates = Estimates(
+            self._group, parameters, self._codec, sources=sources, targets=targets, gamma=self._gamma
+        )
 
     def begin_together(self) -> None:
-        pass
+        if self._estimates is not None:
+            self._estimates.begin(self._parameters)
 
     def begin(self, step: int, weight: float) -> None:
         if self._mix == "during":
             self._send()
 
     def advance(self) -> None:
-        self._parcel.advance()
+        (self._estimates or self._parcel).advance()
 
     def before_update(self) -> None:
         if self._mix == "during":
@@ -93,10 +108,18 @@ class Gossip(AbstractGroupScheme):
         return self._traffic
 
     def memory(self) -> Memory:
-        return {}
+        own = {} if self._estimates is None else self._estimates.own
+        return {
+            **{f"gossip/known/{name}": ("own", known) for name, known in own.items()},
+            **memory_of(self._codec, "gossip"),
+        }
 
     def remember(self, entries: Mapping[str, Entry]) -> None:
-        pass
+        remember_codec(self._codec, "gossip", entries, self._parameters)
+        if self._estimates is not None:  # of ranks that come from elsewhere all is known
+            found = {name: entries.get(f"gossip/known/{name}") for name in self._parameters}
+            known = {name: entry.tensor for name, entry in found.items() if entry is not None}
+            self._estimates.begin({**self._parameters, **known})
 
     @property
     def _parcel(self) -> Parcel:
@@ -104,6 +127,9 @@ class Gossip(AbstractGroupScheme):
         return self._weights
 
     def _send(self) -> None:
+        if self._estimates is not None:
+            self._estimates.send()
+            return
         graph, weights = self._mixing.graph, self._mixing.weights
         self._parcel.pack(self._parameters)
         if self._codec.is_exact:
@@ -112,8 +138,10 @@ class Gossip(AbstractGroupScheme):
             self._heard = self._parcel.exchange(graph[self._group.rank], self._listeners)
 
     def _take(self) -> None:
-        traffic = self._parcel.wait()
+        traffic = self._parcel.wait() if self._estimates is None else self._estimates.take()
         self._traffic = replace(traffic, num_bytes=traffic.num_bytes * len(self._listeners))
+        if self._estimates is not None:
+            return
         if not self._codec.is_exact:
             others = [self._parcel.decode(heard) for heard in self._heard]
             draw_all(self._parcel.messages, self._parcel.seen, others)
@@ -123,4 +151,5 @@ class Gossip(AbstractGroupScheme):
 def make_gossip(group: AbstractGroup, choice: Choice, codec: AbstractCodec) -> Gossip:
     """The scheme of `gossip(...)` in a plan."""
     mix = cast(Literal["during", "after"], choice["mix"])
-    return Gossip(group, make_mixing(str(choice["graph"]), group.size), mix=mix, codec=codec)
+    mixing, gamma = make_mixing(str(choice["graph"]), group.size), choice["gamma"]
+    return Gossip(group, mixing, mix=mix, codec=codec, gamma=None if gamma == "auto" else float(gamma))

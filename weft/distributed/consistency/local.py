@@ -6,7 +6,8 @@ rank 2   step step step step |      | step ...       synchronous steps post-loca
                               meeting
 
 With a codec what is sent is how far each has come since the last common weights a, which all hold to the same bits, and
-the mean is a + q(sum_r q(c_r (x_r - a))): rounded weights would lose the small steps between two meetings.
+the mean is a + q(sum_r q(c_r (x_r - a))): rounded weights would lose the small steps between two meetings. What a codec
+keeps back of a difference is in its memory alone, as the rank goes on from the mean: nothing is sent twice.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from weft.distributed.codecs import AbstractCodec, ExactCodec, write
 from weft.distributed.consistency.parcel import Parcel
-from weft.distributed.consistency.scheme import AbstractGroupScheme, Memory
+from weft.distributed.consistency.scheme import AbstractGroupScheme, Memory, memory_of, remember_codec
 from weft.distributed.group.calls import AllReduce
 from weft.distributed.group.group import AbstractGroup
 from weft.specs.plan import Choice
@@ -110,6 +111,7 @@ class LocalAveraging(AbstractGroupScheme):
 
     def join(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
+        self._codec.remember({})
         self._weights = Parcel(self._group, parameters, self._codec)
 
     def begin_together(self) -> None:
@@ -149,7 +151,10 @@ class LocalAveraging(AbstractGroupScheme):
         return self._traffic
 
     def memory(self) -> Memory:
-        memory: dict[str, tuple[Kind, Tensor]] = {"local/round": ("own", self._round)}
+        memory: dict[str, tuple[Kind, Tensor]] = {
+            "local/round": ("own", self._round),
+            **memory_of(self._codec, "local"),
+        }
         if self._outer is not None:
             for name, anchor in self._outer.anchor.items():
                 memory[f"local/anchor/{name}"] = "global", anchor
@@ -158,6 +163,7 @@ class LocalAveraging(AbstractGroupScheme):
 
     def remember(self, entries: Mapping[str, Entry]) -> None:
         self.begin_together()
+        remember_codec(self._codec, "local", entries, self._parameters)
         own = entries.get("local/round")
         if own is not None:
             self._round.copy_(own.tensor)
@@ -205,7 +211,7 @@ class LocalAveraging(AbstractGroupScheme):
         return factor_of(own, shares.item(), self._group.size)
 
     def _count(self, cost: Traffic) -> None:
-        self._traffic = Traffic(self._traffic.exposed + cost.exposed, 0.0, self._traffic.num_bytes + cost.num_bytes)
+        self._traffic = self._traffic.plus(replace(cost, hidden=0.0))
 
     def _average(self, state: OptimizerState) -> OptimizerState:
         """Slots that are numbers to add become their mean; counters are the same on all ranks."""

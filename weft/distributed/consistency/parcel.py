@@ -6,6 +6,7 @@ seen       what all who have it make of that     [ decoded ] [       ]      the 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import final
 
@@ -41,6 +42,7 @@ class Parcel:
         self._started = 0.0
         self._ended: float | None = None
         self._num_bytes = 0
+        self._encoding: float | None = None  # seconds, of messages that are reduced
         self._share = 1.0
 
     @torch.no_grad()
@@ -63,10 +65,12 @@ class Parcel:
 
     def reduce(self) -> None:
         """The messages become their decoded sum over all ranks, the same bits on all."""
+        began = self._group.clock.now()
         encoded = self._encode()
         self._begin(encoded)
+        self._encoding = None if self._codec.is_exact else self._started - began
         for bucket, sent, message in zip(self._packed.buckets, encoded, self.messages, strict=True):
-            reduction = self._codec.reduce(bucket, sent, self._group.size, out=message)
+            reduction = self._codec.reduce(bucket, sent, self._group, out=message)
             self._works.append(ReductionWork(self._group, reduction))
 
     def send(self, *peers: int) -> None:
@@ -107,12 +111,27 @@ class Parcel:
         waited = self._group.clock.now()
         for work in self._works:
             work.wait()
-        self._works = []
         now = self._group.clock.now()
         self._decode_into(self.seen, self._arrivals)
         self._arrivals = ()
         ended = now if self._ended is None else self._ended
-        return Traffic(now - waited, min(waited, ended) - self._started, self._num_bytes)
+        traffic = Traffic(now - waited, min(waited, ended) - self._started, self._num_bytes)
+        works, self._works = self._works, []
+        return traffic if self._encoding is None else self._coded(traffic, self._encoding, works)
+
+    def _coded(self, traffic: Traffic, encoding: float, works: Sequence[AbstractWork | ReductionWork]) -> Traffic:
+        """With what reductions counted; these decode while they are waited for."""
+        reductions = [work for work in works if isinstance(work, ReductionWork)]
+        decoding, num_bytes = sum(r.computed for r in reductions), sum(r.num_bytes for r in reductions)
+        return replace(
+            traffic,
+            num_bytes=num_bytes,
+            coding=encoding + decoding,
+            under_way=traffic.hidden + max(traffic.exposed - decoding, 0.0),
+            dense_bytes=sum(message.nbytes for message in self.messages),
+            payload_bytes=num_bytes,
+            wire_bytes=sum(r.wire_bytes for r in reductions),
+        )
 
     def decode(self, sent: Sequence[Tensor]) -> list[Tensor]:
         """The messages of a parcel like this one, of what was sent for them."""
@@ -124,7 +143,7 @@ class Parcel:
 
     def _begin(self, sent: Sequence[Tensor]) -> None:
         self._started, self._ended = self._group.clock.now(), None
-        self._works, self._num_bytes = [], sum(tensor.nbytes for tensor in sent)
+        self._works, self._num_bytes, self._encoding = [], sum(tensor.nbytes for tensor in sent), None
 
     def _places(self) -> Sequence[Tensor]:
         """Where what others encoded may be received."""

@@ -20,6 +20,7 @@ from weft.distributed.consistency.own_steps import OwnSteps
 from weft.distributed.consistency.scheme import AbstractGroupScheme
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.inside import InsideReplica
+from weft.errors import PlanError
 from weft.graph import GradientSink, State
 from weft.specs import Mesh
 from weft.training.checkpoint import Entry
@@ -42,6 +43,7 @@ class RelaxedReplicas(AbstractReplicas):
         consistency: the scheme as a plan spells it.
         world: all ranks, which decide together; by default those of the group.
         inside: the ranks that hold the model together, this one among them; by default this one alone.
+        sends_changes: of weights, by a codec that weighs those of all parameters of a rank against each other.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class RelaxedReplicas(AbstractReplicas):
         *,
         world: AbstractGroup | None = None,
         inside: InsideReplica | None = None,
+        sends_changes: bool = False,
     ) -> None:
         self._group = group
         self._world = world or group
@@ -64,6 +67,7 @@ class RelaxedReplicas(AbstractReplicas):
         self._agreement = Agreement(self._world)
         self._parameters: Mapping[str, Tensor] = {}
         self._inside = inside
+        self._sends_changes = sends_changes
         self._own = OwnSteps(scheme, inside)
         self._step = 0
 
@@ -97,6 +101,11 @@ class RelaxedReplicas(AbstractReplicas):
         self._base.join(model)
         if self._inside is not None:
             self._inside.join(model.parameters)
+            if self._sends_changes and self._inside.shared:
+                raise PlanError(
+                    "several ranks of a replica hold a parameter alike, and would each be sent other changes of it "
+                    f"(parameters: {', '.join(self._inside.shared)}); use compress=bf16"
+                )
         self._parameters = {name: p for name, p in model.parameters.items() if p.requires_grad}
         self._step = 0
         self._scheme.join(self._parameters)

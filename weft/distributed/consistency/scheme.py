@@ -5,11 +5,12 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from weft.distributed.codecs import AbstractCodec
 from weft.training.checkpoint import Entry, Kind
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic
 
-__all__ = ["AbstractGroupScheme", "AbstractScheme", "Memory"]
+__all__ = ["AbstractGroupScheme", "AbstractScheme", "Memory", "memory_of", "remember_codec"]
 
 Memory = Mapping[str, tuple[Kind, Tensor]]
 """The state of a scheme in a checkpoint, by name: what this rank has of it."""
@@ -72,3 +73,18 @@ class AbstractGroupScheme(AbstractScheme):
     @abstractmethod
     def remember(self, entries: Mapping[str, Entry]) -> None:
         """Go on with the memory in a checkpoint of the same scheme; with another's, or none, begin together."""
+
+
+def memory_of(codec: AbstractCodec, scheme: str) -> Memory:
+    """The memory of a scheme's codec, beside that of synchronous steps, which may have come first: it is of weights,
+    the other of gradients."""
+    return {f"{scheme}_codec/{key}": (kept.kind, kept.tensor) for key, kept in codec.memory().items()}
+
+
+def remember_codec(
+    codec: AbstractCodec, scheme: str, entries: Mapping[str, Entry], parameters: Mapping[str, Tensor]
+) -> None:
+    """Go on with what the codec of a scheme kept for these parameters; nothing of it begins empty."""
+    prefix = f"{scheme}_codec/"
+    found = {name.removeprefix(prefix): e.tensor for name, e in entries.items() if name.startswith(prefix)}
+    codec.remember({key: tensor for key, tensor in found.items() if "/" not in key or key.split("/")[1] in parameters})

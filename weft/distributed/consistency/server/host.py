@@ -118,7 +118,7 @@ class HostRun:
         self.run = run
         self._counts = tuple(counts)
         self._buckets = tuple(buckets)
-        self._codec = spec.settings.make_codec()
+        self._codec = spec.settings.make_codec(mailbox.address)  # with what it has not sent on of what it joined
         self._policy = policy
         self._journal = journal
         self._last_step: dict[int, int] = {}

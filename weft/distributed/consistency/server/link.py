@@ -23,6 +23,10 @@ class ShardLink:
     """Weights that arrive are written into the parameters, which are the model's own memory. Pieces travel encoded,
     each a message of its own, except where a shard's weights are asked for as they are (`pull`).
 
+    Args:
+        codec: of pushes, which keeps what it does not send.
+        weights_codec: of the weights that come back.
+
     There is one question at a time, and its answer is asked of the mailbox before it sets out: where a server dies and
     another is in its place before anybody looks, which knows nothing of the question, the mailbox says so.
     """
@@ -34,9 +38,11 @@ class ShardLink:
         pieces: Sequence[Piece],
         parameters: Mapping[str, Tensor],
         codec: AbstractCodec | None = None,
+        weights_codec: AbstractCodec | None = None,
     ) -> None:
         self._mailbox = mailbox
         self._codec = codec or ExactCodec()
+        self._weights_codec = weights_codec or ExactCodec()
         self.address = address
         self.pieces = tuple(pieces)
         self.places = [piece.of(parameters[piece.name]) for piece in pieces]
@@ -80,10 +86,10 @@ class ShardLink:
         return encode_all(self._codec, self.buckets, tensors)
 
     def decode(self, sent: Sequence[Tensor | None], out: Sequence[Tensor | None]) -> None:
-        """Write what was sent of this shard's pieces; of one that was not, nothing."""
+        """Write what was sent of this shard's pieces of weights; of one that was not, nothing."""
         for bucket, tensor, place in zip(self.buckets, sent, out, strict=True):
             if tensor is not None and place is not None:
-                self._codec.decode(bucket, tensor, place)
+                self._weights_codec.decode(bucket, tensor, place)
 
     def send_part(self, run: int, step: int, tensors: Sequence[Tensor | None]) -> int:
         self._has_part = True
@@ -125,7 +131,7 @@ class ShardLink:
         wants: bool = True,
     ) -> int:
         """In place, where they come as they are and nothing else comes with them."""
-        into = self.places if self._codec.is_exact and expected == Tag.WEIGHTS else None
+        into = self.places if self._weights_codec.is_exact and expected == Tag.WEIGHTS else None
         num_bytes = self.ask(tag, expected, header, tensors, into=into if wants else ())
         self._is_encoded = wants and into is None
         return num_bytes

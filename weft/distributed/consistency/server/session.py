@@ -47,7 +47,9 @@ class Session:
         self._inside = inside
         self._agreed: tuple[int, bool] | None = None  # the step, and whether to stop
         self._settings = settings
-        self._codec = settings.make_codec()
+        self.codec = settings.make_codec(mailbox.address)
+        """Of what this rank pushes, with what it has not sent yet."""
+        self._weights_codec = settings.make_weights_codec()
         self._seeds = iter(seeds)
         self._seed = 0
         self.run = -1
@@ -80,18 +82,22 @@ class Session:
         cuts = cut_evenly(self.parameters, self._settings.num_shards, may_cut=self._settings.may_cut)
         addresses = self._settings.shards
         shards = zip(addresses, cuts, strict=True)
-        self.links = [ShardLink(self.mailbox, address, pieces, self.places, self._codec) for address, pieces in shards]
+        self.codec.remember({})
+        self.links = [self._link(address, pieces) for address, pieces in shards]
         self._host = self._link_to_host() if self._settings.inner > 1 else None
         self.mailbox.await_peers(addresses if self._host is None else [*addresses, self._host.address])
         self._begin({}, 0, None)
+
+    def _link(self, address: int, pieces: Sequence[Piece]) -> ShardLink:
+        return ShardLink(self.mailbox, address, pieces, self.places, self.codec, self._weights_codec)
 
     def _link_to_host(self) -> ShardLink:
         """The host server takes the pieces of all shards at once."""
         address = self._settings.host_of(self.mailbox.address)
         pieces = [piece for link in self.links for piece in link.pieces]
-        link = ShardLink(self.mailbox, address, pieces, self.places, self._codec)
+        link = self._link(address, pieces)
         link.about = {"seed": self._seed, "counts": [len(link.pieces) for link in self.links]}
-        if not self._codec.is_exact:
+        if not self.codec.is_exact:
             link.about |= {"layout": describe(link.buckets)}
         return link
 
@@ -271,7 +277,7 @@ class Session:
     @property
     def has_exact_weights(self) -> bool:
         """Whether ranks are sent weights as the shards hold them."""
-        return self._codec.is_exact
+        return self._weights_codec.is_exact
 
     def fetch_weights(self) -> dict[str, Tensor]:
         """Those that the shards hold now, as they are; this rank keeps its own."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import cast
 
-from weft.distributed.codecs import AbstractCodec, make_codec
+from weft.distributed.codecs import AbstractCodec, ExactCodec, make_codec
 from weft.distributed.consistency.server.shard import Rate
 from weft.specs import Choice, Plan
 from weft.specs.axes import Sends
@@ -28,7 +28,8 @@ class Settings:
     alpha: of the elastic force between a rank and the centre.
     inner: ranks to a host server; 1 where there are none.
     is_synchronous: ranks meet in every step: each hears of the loss of all, and all sum, agree and evaluate together.
-    compress: what is sent instead of pushes, and of weights to ranks; the shards keep theirs as they are.
+    compress: what is sent instead of pushes, and of weights to ranks if it can carry them; the shards keep theirs as
+        they are.
     """
 
     num_workers: int
@@ -45,9 +46,18 @@ class Settings:
     is_synchronous: bool = False
     compress: Choice = AS_IT_IS
 
-    def make_codec(self) -> AbstractCodec:
-        """For one end."""
-        return make_codec(self.compress, "servers")
+    def make_codec(self, address: int = 0) -> AbstractCodec:
+        """Of pushes, for one end.
+
+        Args:
+            address: of whoever encodes, where codecs round by chance.
+        """
+        return make_codec(self.compress, "servers", rank=address)
+
+    def make_weights_codec(self) -> AbstractCodec:
+        """Of weights on their way to ranks: as they are where the codec of pushes cannot carry them."""
+        codec = self.make_codec()
+        return codec if codec.carries_weights else ExactCodec()
 
     @property
     def shards(self) -> range:

@@ -111,6 +111,7 @@ class ShardState:
         self._spec = spec
         self._in_flight = InFlight()
         self._codec = spec.settings.make_codec()
+        self._weights_codec = spec.settings.make_weights_codec()
         # Version and weights that were encoded last, and as what.
         self._encoded: tuple[int, tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
         self._saved_at = -math.inf
@@ -127,7 +128,7 @@ class ShardState:
             alpha=spec.settings.alpha,
             num_workers=spec.settings.num_workers,
             clip_norm=None if header.positions else header.clip_norm,
-            codec=self._codec,
+            codec=self._weights_codec,
         )
 
     def _make_memory(self, weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -186,7 +187,7 @@ class ShardState:
         self, to: int, tag: Tag, header: Mapping[str, Any], weights: tuple[Tensor, ...], more: Sequence[Tensor] = ()
     ) -> None:
         """To ranks that are to compute on them: encoded."""
-        if self._codec.is_exact or not weights:
+        if self._weights_codec.is_exact or not weights:
             self.send_exact(to, tag, header, weights, more)
         else:
             self._start_send(to, tag, header, [*self._encode(weights), *more])
@@ -208,7 +209,7 @@ class ShardState:
         version = self.shard.version
         if self._encoded is None or self._encoded[0] != version or not _are_same(self._encoded[1], weights):
             pairs = zip(self.shard.buckets, weights, strict=True)
-            self._encoded = version, weights, tuple(self._codec.encode(bucket, weight) for bucket, weight in pairs)
+            self._encoded = version, weights, tuple(self._weights_codec.encode(b, w) for b, w in pairs)
         return self._encoded[2]
 
     def decode(self, sent: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:

@@ -14,6 +14,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
+from weft.distributed.codecs import entries_of, remember_entries
 from weft.distributed.consistency.server.elastic_steps import ElasticSteps
 from weft.distributed.consistency.server.session import Session
 from weft.distributed.consistency.server.settings import Settings
@@ -246,10 +247,12 @@ class ServedReplicas(AbstractReplicas):
 
     def memory(self) -> Mapping[str, Entry]:
         """The centre, in place of rank 0's own weights, or the weights of which ranks are sent less than all digits:
-        with any plan a run goes on from them."""
+        with any plan a run goes on from them. Of ranks that meet, what they have not sent."""
         found = self._fetch_whole() or self._session.centre()
         names = {f"parameter/{name}": tensor for name, tensor in found.items()}
         entries = {name: Entry(tensor, cut=self._placement.cut_of(name)) for name, tensor in names.items()}
+        if self.is_synchronous:  # else no moment has weights and all that ranks have not sent of one step
+            entries |= entries_of(self._session.codec, self.told, self._placement.cut_of)
         return entries | (self._shares.memory() if self._shares is not None else {})
 
     def _fetch_whole(self) -> dict[str, Tensor]:
@@ -267,6 +270,7 @@ class ServedReplicas(AbstractReplicas):
                 if key.startswith("slot/"):
                     name, _, slot = key.removeprefix("slot/").rpartition("/")
                     slots.setdefault(name, {})[slot] = entry.tensor
+        remember_entries(self._session.codec, entries if self.is_synchronous else {})
         self._session.begin_again(step, slots, int(entries["optimizer/step"].tensor))
         self._steps.start()
         if self._shares is not None:
