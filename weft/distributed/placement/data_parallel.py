@@ -2,23 +2,23 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Literal, final
 
 import torch
 from torch import Tensor
 
-from weft.distributed.codecs import AbstractCodec, ExactCodec
+from weft.distributed.codecs import AbstractCodec, ExactCodec, entries_of, remember_entries
 from weft.distributed.group.calls import Broadcast
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.exchange import GradientExchange
+from weft.distributed.placement.factors.layers import FactoredLayers
 from weft.distributed.placement.reducers import AbstractReducer
 from weft.distributed.placement.shares import MeasuredShares
 from weft.distributed.placement.statistics import average_statistics
 from weft.graph import GradientSink, State
 from weft.specs import Axis, Mesh
-from weft.training.checkpoint import RESIDUAL, Entry
-from weft.training.optimizers import OptimizerState
+from weft.training.checkpoint import Entry
+from weft.training.optimizers import AbstractOptimizer, OptimizerState, split_momentum
 from weft.training.placement import AbstractPlacement, WholeModel
 from weft.training.replicas import AbstractReplicas, Consensus, Traffic, Update
 from weft.training.sampling import share
@@ -64,6 +64,8 @@ class DataParallel(AbstractReplicas):
         self._make_reducer = make_reducer
         self.shares: MeasuredShares | None = None
         """Of a batch, where they are dealt by measured speed; None where they are equal."""
+        self.factors: FactoredLayers | None = None
+        """Layers whose gradients of weights are sent as factors; None where none are."""
         self._num_samples = 0  # of the share that was taken last
         self._parameters: Mapping[str, Tensor] = {}
         self._exchange: GradientExchange | None = None
@@ -72,6 +74,10 @@ class DataParallel(AbstractReplicas):
     @property
     def mesh(self) -> Mesh:
         return self._mesh
+
+    @property
+    def codec(self) -> AbstractCodec:
+        return self._codec
 
     @property
     def group(self) -> AbstractGroup:
@@ -95,6 +101,7 @@ class DataParallel(AbstractReplicas):
         if self.shares is not None:
             self.shares.begin()
         self.level(model)
+        self._codec.remember({})
         self._parameters = model.parameters
         self._placement.owned(model.parameters)
         reducer = self._make_reducer() if self._make_reducer else None
@@ -105,6 +112,8 @@ class DataParallel(AbstractReplicas):
             world=self._world,
             reducer=reducer,
             group_of=self._group_of,
+            factors=self.factors,
+            is_part=lambda name: self._placement.cut_of(f"gradient/{name}") is not None,
         )
 
     @torch.no_grad()
@@ -123,6 +132,13 @@ class DataParallel(AbstractReplicas):
         """The ranks that hold the same part of a parameter, and add up its gradients."""
         return self._group_over(self._placement.reduced_over(name))
 
+    def adopt(self, optimizer: AbstractOptimizer) -> AbstractOptimizer:
+        if not self._codec.takes_momentum:
+            return optimizer
+        rest, momentum, is_nesterov = split_momentum(optimizer)
+        self._codec.set_momentum(momentum, nesterov=is_nesterov)
+        return rest
+
     def next_step(self, step: int) -> int:
         return step
 
@@ -139,6 +155,8 @@ class DataParallel(AbstractReplicas):
         weighting = self._placement.weighting
         if weighting is not None:  # gradients will have their weight when they come
             weighting.replica, weight = weight, 1.0
+        if self.factors is not None:
+            self.factors.begin()
         self.exchange.begin(weight)
         return self.exchange.add
 
@@ -154,10 +172,7 @@ class DataParallel(AbstractReplicas):
         return total, state
 
     def traffic(self) -> Traffic:
-        exchange, after = self.exchange.traffic(), self._spreading
-        return replace(
-            exchange, exposed=exchange.exposed + after.exposed, num_bytes=exchange.num_bytes + after.num_bytes
-        )
+        return self.exchange.traffic().plus(self._spreading)
 
     def collect(self, state: OptimizerState) -> OptimizerState:
         """That of the pieces that are this rank's."""
@@ -194,16 +209,11 @@ class DataParallel(AbstractReplicas):
         yield Consensus(self)
 
     def memory(self) -> Mapping[str, Entry]:
-        """The codec's: what ranks have not sent yet. For another number of ranks only its sum matters."""
-        cut_of = self._placement.cut_of
-        found = {
-            f"{RESIDUAL}{name}": Entry.of_part(tensor, "sum", cut_of(f"parameter/{name}"))
-            for name, tensor in self._codec.memory().items()
-        }
+        """The codec's: what ranks have not sent yet, of which for another number of ranks only the sum matters."""
+        found = entries_of(self._codec, self._parameters, self._placement.cut_of)
         return found | (self.shares.memory() if self.shares is not None else {})
 
     def remember(self, step: int, entries: Mapping[str, Entry]) -> None:
-        own = {name: entry for name, entry in entries.items() if name.startswith(RESIDUAL)}
-        self._codec.remember({name.removeprefix(RESIDUAL): entry.tensor for name, entry in own.items()})
+        remember_entries(self._codec, entries)
         if self.shares is not None:
             self.shares.remember(step, entries)

@@ -66,6 +66,11 @@ class InsideReplica:
     def _axes_inside(self, name: str) -> tuple[Axis, ...]:
         return tuple(axis for axis in self.placement.reduced_over(name) if axis not in REPLICATED)
 
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Parameters that this rank and others of the replica hold alike."""
+        return tuple(self._holders)
+
     def speaks_for(self, name: str) -> bool:
         """Whether this rank is the one that talks about a parameter."""
         return self._holders.get(name, [self.group.rank])[0] == self.group.rank

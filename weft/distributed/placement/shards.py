@@ -56,6 +56,10 @@ class AbstractShards(AbstractPlacement):
         return self._inner.weighting
 
     @property
+    def activation_bytes(self) -> int:
+        return self._inner.activation_bytes
+
+    @property
     def takes_forwards_together(self) -> bool:
         return self._inner.takes_forwards_together
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from weft.distributed.group import AbstractGroup
 from weft.distributed.placement.rules import Rules
+from weft.distributed.placement.tensor.region import Region
 from weft.distributed.placement.tensor.space import split_space
 from weft.distributed.placement.tensor.space_rows import Window
 from weft.distributed.virtual import run_virtual
@@ -22,7 +23,7 @@ def compare(make: Any, num_rows: int, num_ranks: int) -> None:
         torch.manual_seed(0)
         net = nn.Sequential(make()).double()
         if group is not None:
-            split_space(net, group, Rules((("*", "space"),)))
+            split_space(net, Region(group), Rules((("*", "space"),)))
         x = torch.randn(2, 3, num_rows, 7, dtype=torch.float64, requires_grad=True)
         y: Tensor = net(x)
         y.backward(torch.randn(y.shape, dtype=torch.float64))
@@ -77,7 +78,7 @@ def test_running_statistics_are_those_of_the_whole() -> None:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.BatchNorm2d(2, momentum=None))
         if group is not None:
-            split_space(net, group, Rules((("*", "space"),)))
+            split_space(net, Region(group), Rules((("*", "space"),)))
         for _ in range(2):
             net(torch.randn(4, 1, 5, 5))
         return [buffer.double() for buffer in net.buffers()]

@@ -120,6 +120,10 @@ class ExpertParallel(AbstractPlacement):
     def weighting(self) -> Weighting:
         return self._weighting
 
+    @property
+    def activation_bytes(self) -> int:
+        return self._inner.activation_bytes
+
     def owned(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return self._inner.owned(parameters)
 

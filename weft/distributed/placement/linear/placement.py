@@ -146,6 +146,10 @@ class SplitLinearLayers(AbstractPlacement):
     def weighting(self) -> Weighting:
         return self._inner.weighting or self._weighting
 
+    @property
+    def activation_bytes(self) -> int:
+        return self._inner.activation_bytes
+
     def owned(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return self._inner.owned(parameters)
 

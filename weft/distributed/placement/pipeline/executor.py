@@ -81,7 +81,7 @@ class PipelineExecutor(AbstractExecutor):
     ) -> None:
         self._rank = rank
         self._clock = group.clock
-        self._transport = Transport(group, mesh, rank.wiring, rank.device)
+        self._transport = Transport(group, mesh, rank.wiring, rank.device, rank.wire_format)
         self._num_micro = num_micro
         # Where samples of several replicas meet in a layer, all take the same passes.
         self._keeps_empty = mesh.size("expert") > 1 or mesh.size("linear") > 1
@@ -102,6 +102,11 @@ class PipelineExecutor(AbstractExecutor):
     def chunks(self) -> tuple[tuple[str, ...], ...]:
         """The names of trainable parameters of each chunk."""
         return tuple(map(tuple, self._rank.trained))
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of values and gradients that this rank has sent so far."""
+        return self._transport.num_bytes
 
     def charge_with(self, charge: Charge) -> None:
         """Let time pass for every action: on the virtual cluster computation takes none by itself."""

@@ -5,6 +5,7 @@ import warnings
 from dataclasses import replace
 from functools import partial
 
+from weft.distributed.codecs.activations import make_format
 from weft.distributed.group.clock import VirtualTimes
 from weft.distributed.placement.mesh import MeshGroups
 from weft.distributed.placement.pipeline.actions import Schedule
@@ -48,16 +49,17 @@ def make_pipeline(
     is_bounded = plan.stage_memory < math.inf
     schedule = schedule_of(plan.pipeline, plan.schedule, plan.num_micro_batches) if is_bounded else None
     cut, num_chunks = partition or Cutting(groups, plan, schedule, times, log), int(plan.schedule.get("chunks", 1))
+    wire_format = make_format(plan.activations)
     if stream is not None:  # its evaluations go through the stages in micro-batches, and nothing else does
         make = partial(_schedule_for, plan.pipeline, Choice("1f1b"))
-        return Pipeline(groups, inner, make, 2 * plan.pipeline, num_chunks, cut, stream)
+        return Pipeline(groups, inner, make, 2 * plan.pipeline, num_chunks, cut, wire_format, stream)
     if plan.num_micro_batches < plan.pipeline and groups.world.rank == 0:
         numbers = f"micro-batches: {plan.num_micro_batches}, stages: {plan.pipeline}"
         warnings.warn(
             f"fewer micro-batches than stages, which are idle most of the time ({numbers}); raise micro", stacklevel=2
         )
     make = partial(_schedule_for, plan.pipeline, plan.schedule)
-    return Pipeline(groups, inner, make, plan.num_micro_batches, num_chunks, cut)
+    return Pipeline(groups, inner, make, plan.num_micro_batches, num_chunks, cut, wire_format)
 
 
 def _schedule_for(num_stages: int, choice: Choice, num_micro: int) -> Schedule:

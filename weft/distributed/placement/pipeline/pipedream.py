@@ -140,7 +140,7 @@ class PipeDreamExecutor(AbstractExecutor):
         self._stashed = StashedModule(self._module)
         program = replace(rank.programs[0], module=self._stashed)
         self._rank = replace(rank, programs=(program,))
-        self._transport = Transport(group, mesh, rank.wiring, rank.device)
+        self._transport = Transport(group, mesh, rank.wiring, rank.device, rank.wire_format)
         self._stash = Stash(rank.trained[0], stream.num_stages, stream.stage, is_vertical=stream.is_vertical)
         self._micros: dict[int, MicroBatch] = {}
         self._charge: Charge = _free
@@ -150,6 +150,11 @@ class PipeDreamExecutor(AbstractExecutor):
     @property
     def chunks(self) -> tuple[tuple[str, ...], ...]:
         return self._whole.chunks
+
+    @property
+    def activation_bytes(self) -> int:
+        """As of the executor for evaluations, and those of the stream."""
+        return self._whole.activation_bytes + self._transport.num_bytes
 
     def charge_with(self, charge: Charge) -> None:
         """As of the executor for evaluations."""

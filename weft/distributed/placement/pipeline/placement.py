@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from weft.distributed.codecs.activations import AbstractWireFormat
 from weft.distributed.placement.chunks import Chunks, chunks_of
 from weft.distributed.placement.mesh import MeshGroups
 from weft.distributed.placement.pipeline.actions import Schedule
@@ -42,6 +43,7 @@ class Pipeline(AbstractPlacement):
         num_micro: into how many a share of a batch is cut.
         num_chunks: runs of layers that every stage has.
         partition: cuts the model.
+        wire_format: in which values between stages travel.
         stream: the minibatches under way where the pipeline is never emptied (PipeDream).
     """
 
@@ -53,16 +55,19 @@ class Pipeline(AbstractPlacement):
         num_micro: int,
         num_chunks: int,
         partition: MakePartition,
+        wire_format: AbstractWireFormat,
         stream: Stream | None = None,
     ) -> None:
         self._groups, self._mesh, self._inner = groups, groups.mesh, inner
         self._replica, self._holders = groups.one_replica, groups.holders
         self._schedule, self._num_micro, self._num_chunks = schedule, num_micro, num_chunks
         self._partition, self._stream = partition, stream
+        self._format = wire_format
         self._stage = self._mesh.coordinate("pipeline")
         self._inputs: tuple[Tensor, ...] = ()
         self._programs: tuple[StageProgram, ...] = ()
         self._wiring = Wiring(())
+        self._executor: PipelineExecutor | PipeDreamExecutor | None = None
         self._tied: Mapping[str, tuple[int, ...]] = {}  # names to stages
         self._shapes: dict[str, torch.Size] = {}  # of tied parameters, whole
 
@@ -107,10 +112,13 @@ class Pipeline(AbstractPlacement):
             device=device,
             context=_context_of(make(nn.Identity(), loss), device),
             postponements=tuple(map(Postponement, modules)),
+            wire_format=self._format,
         )
         world, mesh = self._groups.world, self._mesh
         executor = PipelineExecutor(rank, world, mesh, self._schedule, self._num_micro, self._tied)
-        return executor if self._stream is None else PipeDreamExecutor(executor, rank, world, mesh, self._stream)
+        stream = self._stream
+        self._executor = executor if stream is None else PipeDreamExecutor(executor, rank, world, mesh, stream)
+        return self._executor
 
     @property
     def has_loss(self) -> bool:
@@ -122,6 +130,10 @@ class Pipeline(AbstractPlacement):
     @property
     def weighting(self) -> Weighting | None:
         return self._inner.weighting
+
+    @property
+    def activation_bytes(self) -> int:
+        return self._inner.activation_bytes + (self._executor.activation_bytes if self._executor else 0)
 
     def owned(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return self._inner.owned(parameters)

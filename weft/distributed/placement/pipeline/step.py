@@ -15,6 +15,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from weft.distributed.codecs.activations import AbstractWireFormat
 from weft.distributed.placement.pipeline.actions import Action
 from weft.distributed.placement.pipeline.completion import AbstractCompletion
 from weft.distributed.placement.pipeline.put_off import Postponement, PutOff
@@ -58,6 +59,7 @@ class RankOfPipeline:
     Args:
         trained: of each chunk, its trainable parameters by name.
         context: around forward passes; autocast.
+        wire_format: in which values and gradients travel.
         postponements: of each chunk, for backward passes in two halves.
     """
 
@@ -69,6 +71,7 @@ class RankOfPipeline:
     loss: Loss
     device: torch.device
     context: Callable[[], AbstractContextManager[Any]]
+    wire_format: AbstractWireFormat
     postponements: tuple[Postponement, ...] = ()
 
     def number(self, chunk: int) -> int:

@@ -9,6 +9,8 @@ form that it never had: then, and only then, a header with the shape goes before
 
     header   [ is there, requires a gradient, type, number of dims, dims ... ]     whole numbers
 
+Values and gradients are packed in the wire format of the plan (`activations`), and unpacked where they arrive.
+
 Where stages are split in different ways, every rank receives from the rank that stands for it in the other stage:
 
     stage 0  [ r0 ]          values      r0 -> r1, r0 -> r2
@@ -22,6 +24,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from weft.distributed.codecs.activations import AbstractWireFormat, empty_message, pack, unpack
 from weft.distributed.group import AbstractGroup, AbstractWork
 from weft.distributed.group.calls import Recv, Send
 from weft.distributed.placement.pipeline.wiring import RANDOM, Edge, Wiring
@@ -67,10 +70,19 @@ class Transport:
     Args:
         group: all ranks of the mesh.
         device: where values lie.
+        wire_format: in which they travel.
     """
 
-    def __init__(self, group: AbstractGroup, mesh: Mesh, wiring: Wiring, device: torch.device) -> None:
+    def __init__(
+        self,
+        group: AbstractGroup,
+        mesh: Mesh,
+        wiring: Wiring,
+        device: torch.device,
+        wire_format: AbstractWireFormat,
+    ) -> None:
         self._group = group
+        self._format = wire_format
         self._mesh = mesh
         self._own = mesh.coordinate("pipeline")
         self._num_edges = len(wiring.edges)
@@ -78,10 +90,12 @@ class Transport:
         self._sources = [mesh.rank_in(stage) for stage in range(mesh.pipeline)]
         self._targets = [self._served_in(stage) for stage in range(mesh.pipeline)]
         self._forms: dict[tuple[int, Hashable], Form] = {}  # by edge and the form of a micro-batch
-        self._receiving: dict[tuple[int, int], tuple[AbstractWork, Tensor]] = {}  # by tag and micro-batch
+        self._receiving: dict[tuple[int, int], tuple[AbstractWork, Tensor, Form]] = {}  # by tag and micro-batch
         self._sending: list[AbstractWork] = []
         self.waited = 0.0
         """Seconds that this rank has waited for others, since it was set to 0."""
+        self.num_bytes = 0
+        """Of values and gradients that it has sent."""
 
     # Values, from earlier chunks to later ones.
 
@@ -103,8 +117,7 @@ class Transport:
                 f"{_tell(known)}, is: {_tell(form)}); make it the same for the same shape, or use fewer stages"
             )
         if value is not None:
-            sent = value.detach().contiguous()
-            self._sending += [self._group.start(Send(sent, peer, edge.index)) for peer in peers]
+            self._send(value, peers, edge.index)
 
     def expect(self, edge: Edge, key: Hashable, micro: int) -> bool:
         """Post the receive of a value, if its form is known."""
@@ -127,9 +140,7 @@ class Transport:
     # Gradients, back.
 
     def send_gradient(self, edge: Edge, gradient: Tensor) -> None:
-        sent = gradient.contiguous()
-        tag = self._gradient_tag(edge)
-        self._sending += [self._group.start(Send(sent, peer, tag)) for peer in self._peers(edge.producer)]
+        self._send(gradient, self._peers(edge.producer), self._gradient_tag(edge))
 
     def expect_gradient(self, edge: Edge, key: Hashable, micro: int) -> bool:
         """Post the receive of a gradient, if the form of its value is known."""
@@ -177,18 +188,25 @@ class Transport:
         """Let go of what has left."""
         self._sending = [work for work in self._sending if not work.is_done()]
 
+    def _send(self, tensor: Tensor, peers: list[int], tag: int) -> None:
+        message = pack(self._format, tensor)
+        self.num_bytes += message.nbytes * len(peers)
+        self._sending += [self._group.start(Send(message, peer, tag)) for peer in peers]
+
     def _post(self, tag: int, micro: int, form: Form, peer: int, *, is_random: bool = False) -> None:
         if form.shape is None or (tag, micro) in self._receiving:
             return
-        tensor = torch.empty(form.shape, dtype=form.dtype, device=CPU if is_random else self._device)
-        self._receiving[tag, micro] = (self._group.start(Recv(tensor, peer, tag)), tensor)
+        message = empty_message(self._format, form.shape, form.dtype, CPU if is_random else self._device)
+        self._receiving[tag, micro] = (self._group.start(Recv(message, peer, tag)), message, form)
 
     def _finish(self, tag: int, micro: int) -> Tensor | None:
         found = self._receiving.pop((tag, micro), None)
         if found is None:
             return None
-        self._wait(found[0])
-        return found[1]
+        work, message, form = found
+        self._wait(work)
+        assert form.shape is not None, "nothing else is received"
+        return unpack(self._format, message, form.shape, form.dtype)
 
     def _wait(self, work: AbstractWork) -> None:
         began = self._group.clock.now()

@@ -38,7 +38,7 @@ def logits_of(region: Region, size: int) -> Callable[[Tensor, Tensor, Tensor | N
         if region.gives_parts:
             region.gave_parts, region.num_words = True, size
             return y
-        return gather(y, region.group, -1, size)
+        return gather(y, region.exact, -1, size)
 
     return product
 

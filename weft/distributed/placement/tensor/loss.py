@@ -57,4 +57,4 @@ class _PartsOfLogits(TorchFunctionMode):
         logits, labels = args
         known = {key: kwargs[key] for key in ("ignore_index", "label_smoothing", "reduction") if key in kwargs}
         wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-        return cross_entropy_of_parts(wide, labels, self._region.group, self._region.num_words, **known)
+        return cross_entropy_of_parts(wide, labels, self._region.exact, self._region.num_words, **known)

@@ -14,6 +14,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from weft.distributed.codecs.activations import AbstractWireFormat, make_format
 from weft.distributed.group import AbstractGroup
 from weft.distributed.placement.mesh import MeshGroups
 from weft.distributed.placement.rules import NO_RULES, Rules
@@ -45,7 +46,14 @@ def make_tensor(
         inner: that of the axes around it.
         rules: how layers are split, by hand.
     """
-    return TensorParallel(groups.apart("tensor"), groups.holders, inner, rules=rules, may_be_whole=plan.pipeline > 1)
+    return TensorParallel(
+        groups.apart("tensor"),
+        groups.holders,
+        inner,
+        rules=rules,
+        may_be_whole=plan.pipeline > 1,
+        wire_format=make_format(plan.activations),
+    )
 
 
 @final
@@ -58,6 +66,7 @@ class TensorParallel(AbstractPlacement):
         inner: the placement of the axes around this one.
         rules: as of make_tensor.
         may_be_whole: whether a model of which nothing can be split is taken all the same, as one stage of several.
+        wire_format: in which activations travel.
     """
 
     def __init__(
@@ -68,13 +77,14 @@ class TensorParallel(AbstractPlacement):
         *,
         rules: Rules = NO_RULES,
         may_be_whole: bool = False,
+        wire_format: AbstractWireFormat | None = None,
     ) -> None:
         self._group = group
         self._holders = holders
         self._inner = inner
         self._rules = rules
         self._may_be_whole = may_be_whole
-        self._region = Region(group)
+        self._region = Region(group, wire_format)
         self._cuts: dict[str, Cut] = {}
         self._in_rows: frozenset[str] = frozenset()  # parameters of layers that take parts of pictures or sequences
 
@@ -92,7 +102,7 @@ class TensorParallel(AbstractPlacement):
     def place(self, module: nn.Module) -> nn.Module:
         module = self._inner.place(module)
         if self._group.size > 1:
-            self._in_rows = split_space(module, self._group, self._rules)
+            self._in_rows = split_space(module, self._region, self._rules)
             in_sequence = split_sequences(module, self._region, self._rules)
             self._cuts |= split_model(module, self._region, self._rules, self._is_taken)
             self._in_rows |= {name for name in in_sequence if name not in self._cuts}
@@ -109,6 +119,10 @@ class TensorParallel(AbstractPlacement):
     @property
     def weighting(self) -> Weighting | None:
         return self._inner.weighting
+
+    @property
+    def activation_bytes(self) -> int:
+        return self._inner.activation_bytes + self._region.group.num_bytes
 
     def execute(self, module: nn.Module, loss: Loss, make: MakeExecutor) -> AbstractExecutor:
         if self._group.size == 1:
@@ -156,7 +170,7 @@ class TensorParallel(AbstractPlacement):
     def cut_of(self, name: str) -> Cut | None:
         kind, _, rest = name.partition("/")
         owner = rest.rpartition("/")[0] if kind == "slot" else rest
-        own = self._cuts.get(owner) if kind in ("parameter", "buffer", "slot") else None
+        own = self._cuts.get(owner) if kind in ("parameter", "gradient", "buffer", "slot") else None
         return compose(self._inner.cut_of(name), own)
 
     def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -11,6 +11,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
+from weft.distributed.codecs.activations import AbstractWireFormat, CodedGroup, ExactFormat
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.tensor.collectives import collect, copy, span_of
 
@@ -25,10 +26,12 @@ class Region:
 
     Args:
         group: the ranks that have the other parts.
+        wire_format: in which activations and their gradients travel between them.
     """
 
-    def __init__(self, group: AbstractGroup) -> None:
-        self.group = group
+    def __init__(self, group: AbstractGroup, wire_format: AbstractWireFormat | None = None) -> None:
+        self.group = CodedGroup(group, wire_format or ExactFormat())
+        self.exact = group  # for what is small, and for predictions
         self.kind: Kind | None = None
         self.outside: Kind | None = None  # "sequence" where layers outside of regions have parts of it
         self.size = 0  # of the dim that is split, in the whole

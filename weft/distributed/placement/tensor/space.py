@@ -16,9 +16,9 @@ from typing import final
 
 from torch import Tensor, fx, nn
 
-from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.forwards import replace_forward
 from weft.distributed.placement.rules import Rules
+from weft.distributed.placement.tensor.region import Region
 from weft.distributed.placement.tensor.space_layers import SpaceLayer, is_supported
 from weft.distributed.placement.tracing import inputs_of, is_elementwise, layer_of, trace
 from weft.errors import PlanError
@@ -29,7 +29,7 @@ SPACE = "space"
 """The word of the rule."""
 
 
-def split_space(module: nn.Module, group: AbstractGroup, rules: Rules) -> frozenset[str]:
+def split_space(module: nn.Module, region: Region, rules: Rules) -> frozenset[str]:
     """Let the layers with the rule `space` take rows of pictures, in place; the names of their parameters.
 
     Raises:
@@ -49,7 +49,7 @@ def split_space(module: nn.Module, group: AbstractGroup, rules: Rules) -> frozen
     for node in rows.layers():
         first = inputs_of(node)[0]
         source = made[next(rows.origins(first))] if first in rows.values else None
-        made[node] = SpaceLayer(group, source, gathers=node not in rows.values)
+        made[node] = SpaceLayer(region, source, gathers=node not in rows.values)
         replace_forward(layers[str(node.target)], partial(_forward, made[node]))
     names = {str(node.target) for node in made}
     return frozenset(f"{name}.{key}" for name in names for key, _ in layers[name].named_parameters())

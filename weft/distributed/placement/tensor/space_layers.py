@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.distributed.group.group import AbstractGroup
 from weft.distributed.placement.tensor.collectives import gather, scatter, span_of
+from weft.distributed.placement.tensor.region import Region
 from weft.distributed.placement.tensor.space_rows import Window, fetch_window, sum_over
 
 __all__ = ["SpaceLayer", "is_supported", "window_of"]
@@ -87,8 +88,8 @@ class SpaceLayer:
         gathers: whether its output is whole.
     """
 
-    def __init__(self, group: AbstractGroup, source: "SpaceLayer | None", *, gathers: bool) -> None:
-        self._group = group
+    def __init__(self, region: Region, source: "SpaceLayer | None", *, gathers: bool) -> None:
+        self._group, self._exact = region.group, region.exact
         self._source = source
         self._gathers = gathers
         self.num_rows = 0  # of the whole output, in the forward that runs
@@ -100,7 +101,7 @@ class SpaceLayer:
         if window is not None:
             x = self._slide(layer, window, x, num_rows)
         elif isinstance(layer, nn.BatchNorm2d):
-            x = _normalise(layer, x, self._group)
+            x = _normalise(layer, x, self._exact)
         else:
             assert isinstance(layer, nn.Dropout), "no other layer is taken"
             x = _drop(layer, x, num_rows, self._group)

@@ -1,0 +1,1 @@
+"""Sufficient factors: gradients of linear layers as rows of inputs and of output gradients, multiplied on arrival."""
