@@ -21,7 +21,7 @@ test-long: .venv/dev data
 check: .venv/dev
 	scripts/check
 
-# Fashion-MNIST comes as a Debian package; tests that need it say so when it is missing.
+# Fashion-MNIST and the tools for test hosts come as Debian packages; tests that need them say so when they are missing.
 data:
 	@scripts/install-data
 

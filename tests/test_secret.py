@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from weft.errors import UsageError
-from weft.secret import SECRET_VARIABLE, find_secret, make_secret, write_secret
+from weft.secret import SECRET_VARIABLE, find_secret, make_secret, read_secret, write_secret
 
 
 def test_it_is_found_in_the_folder_and_read_by_its_owner_alone(tmp_path: Path) -> None:
@@ -37,3 +37,15 @@ def test_what_is_no_secret_is_refused(tmp_path: Path, text: str, fault: str) -> 
 
 def test_secrets_differ() -> None:
     assert len({make_secret() for _ in range(10)}) == 10
+
+
+def test_a_secret_is_read_from_the_users_own_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine"
+    file.touch(0o600)
+    file.write_text(f"{'ab' * 32}\n")
+    assert read_secret(file) == bytes.fromhex("ab" * 32)
+    file.chmod(0o644)
+    with pytest.raises(UsageError, match="can be read by others"):
+        read_secret(file)
+    with pytest.raises(UsageError, match="there is no file with a secret"):
+        read_secret(tmp_path / "absent")

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from weft.errors import UsageError
 
-__all__ = ["SECRET_VARIABLE", "find_secret", "make_secret", "write_secret"]
+__all__ = ["SECRET_VARIABLE", "find_secret", "make_secret", "read_secret", "write_secret"]
 
 SECRET_VARIABLE = "WEFT_SECRET"
 MIN_BYTES = 16
+MAKE = "openssl rand -hex 32"
 
 
 def make_secret() -> bytes:
@@ -38,14 +39,29 @@ def find_secret(folder: Path | None = None, environment: Mapping[str, str] = os.
     text = environment.get(SECRET_VARIABLE) or (_read(folder / "secret") if folder is not None else None)
     if text is None:
         raise UsageError(f"there is no secret for the mailbox; start peers with weft run, or set {SECRET_VARIABLE}")
+    return _decode(text)
+
+
+def read_secret(path: Path) -> bytes:
+    """The secret in a file, in hexadecimal.
+
+    Raises:
+        UsageError: there is no such file, what it holds is no secret, or others may read it.
+    """
+    text = _read(path)
+    if text is None:
+        raise UsageError(f"there is no file with a secret ({path}); make one with {MAKE}, and chmod 600")
+    return _decode(text.strip())
+
+
+def _decode(text: str) -> bytes:
     try:
         secret = bytes.fromhex(text)
     except ValueError:
-        raise UsageError("secret of the mailbox is not hexadecimal; make one with openssl rand -hex 32") from None
+        raise UsageError(f"secret of the mailbox is not hexadecimal; make one with {MAKE}") from None
     if len(secret) < MIN_BYTES:
         raise UsageError(
-            f"secret of the mailbox is too short (bytes: {len(secret)}, at least: {MIN_BYTES}); "
-            "make one with openssl rand -hex 32"
+            f"secret of the mailbox is too short (bytes: {len(secret)}, at least: {MIN_BYTES}); make one with {MAKE}"
         )
     return secret
 

@@ -15,7 +15,10 @@ OPTIONS = {
     "compare": ["RUN_A", "RUN_B", "--force", "--json"],
     "doctor": ["--json"],
     "export": ["RUN", "--out", "--part", "--seed"],
-    "launch": ["WORDS", "--logs", "--out", "--output", "--plan", "--workers", "-m"],
+    "launch": [
+        *("WORDS", "--host-rank", "--logs", "--num-hosts", "--out", "--output", "--plan", "--rendezvous"),
+        *("--secret-file", "--timeout", "--workers", "-m"),
+    ],
     "list": ["--json"],
     "op": [],
     "op bench": ["FILE", "--json", "--seconds", "--threads"],

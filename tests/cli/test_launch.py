@@ -15,6 +15,7 @@ from weft.cli.launch import split_launch
 
 WEFT = (sys.executable, "-m", "weft")
 JOIN = "from weft.distributed.place import find_launch, open_group\nopen_group(find_launch()).close()\n"
+HOSTS = ("--rendezvous", "127.0.0.1:29500", "--host-rank", "0", "--num-hosts", "2")
 TELL = (
     f"import os, sys, pathlib\n{JOIN}"
     "rank = os.environ['RANK']\n"
@@ -74,6 +75,12 @@ def test_a_plan_says_how_many_processes_there_are(launch: Any) -> None:
         (("--plan", "data=2", "--workers", "3", "mine.py"), "plan and workers differ (plan: 2, workers: 3)"),
         (("--lr", "0.1", "mine.py"), "No such option: --lr"),
         (("--output", "some", "mine.py"), "'some' is not"),
+        (("--host-rank", "1", "mine.py"), "--host-rank is for several hosts; give --rendezvous ADDRESS:PORT too"),
+        (("--rendezvous", "10.0.0.1:29500", "mine.py"), "give --host-rank and --num-hosts too"),
+        ((*HOSTS, "--out", "run", "mine.py"), "a run on several hosts is not recorded"),
+        ((*HOSTS, "--plan", "data=2 consistency=async topology=server", "mine.py"), "give --secret-file, or set"),
+        ((*HOSTS, "--secret-file", "absent", "mine.py"), "there is no file with a secret (absent)"),
+        ((*HOSTS, "--workers", "3", "mine.py"), "hosts would have different numbers of ranks (3 on 2 hosts)"),
     ],
 )
 def test_wrong_use_is_2_and_starts_nothing(launch: Any, words: tuple[str, ...], text: str) -> None:

@@ -102,7 +102,7 @@ def test_relaxed_plans_are_simulated_the_same_way_every_time(
         (("digit_mlp",), "did you mean 'digits_mlp'?"),
         (("digits_mlp", "--ranks", "64"), "more ranks than samples in a batch (ranks: 64, batch_size: 32)"),
         (("digits_mlp", "--ranks", "2", "--plan", "data=3"), "plan and workers differ"),
-        (("digits_mlp", "--plan", "data=2 compress=onebit"), "not available in this version"),
+        (("digits_mlp", "--plan", "data=2 topology=neighbours"), "not available in this version"),
         (("digits_mlp", "--cluster", "none.toml"), "run weft cluster probe"),
         (("digits_mlp", "--compute-seconds", "-1"), "Invalid value for '--compute-seconds'"),
         (("digits_mlp", "--ranks", "2", "--stragglers", "often"), "write '1 in 20 steps 5x slower'"),

@@ -1,10 +1,15 @@
-"""`weft launch`: run a script of one's own on several ranks of this machine."""
+"""`weft launch`: run a script of one's own on several ranks, of this machine or of several."""
 
+import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+if TYPE_CHECKING:
+    from weft.engines.hosts import Rendezvous
+    from weft.specs import Plan
 
 __all__ = ["launch", "split_launch"]
 
@@ -63,8 +68,24 @@ def launch(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Record the run there; `weft run --replay DIR` repeats it.")
     ] = None,
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS:PORT", help="Where several hosts meet: an address of host 0, and a free port."),
+    ] = None,
+    host_rank: Annotated[
+        int | None, typer.Option(min=0, metavar="I", help="Which of the hosts this one is, from 0.")
+    ] = None,
+    num_hosts: Annotated[int | None, typer.Option(min=2, metavar="N", help="Hosts that share the ranks.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, metavar="S", help="Seconds in which all hosts must come; 300 if not given.")
+    ] = None,
+    secret_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The secret by which servers on several hosts know their peers."),
+    ] = None,
 ) -> None:
-    """Run a script on several ranks. What follows the script is the script's own."""
+    """Run a script on several ranks. What follows the script is the script's own. On several hosts, give the same
+    command on each, with its own --host-rank."""
     from weft.engines.fork_server import start_fork_server
     from weft.errors import UsageError
     from weft.runs.script import NUM_RANKS, Script, choose_plan, launch_script
@@ -74,11 +95,55 @@ def launch(
         raise UsageError("no script was given; name a Python file, or a module with -m")
     script = Script(module=module, arguments=tuple(given)) if module else Script(given[0], "", tuple(given[1:]))
     script.check()
+    meeting = _find_meeting(rendezvous, host_rank, num_hosts, timeout, secret_file, out)
     start_fork_server()
-    chosen, variables = choose_plan(plan, workers), {}
+    chosen, variables = choose_plan(plan, workers, num_hosts or NUM_RANKS), {}
+    if meeting is not None:
+        variables = _find_secret_for(chosen, secret_file)
     if out is not None:
         from weft.runs.script_run import create_script_run
 
         num_ranks = chosen.num_ranks if chosen else workers or NUM_RANKS
         variables = create_script_run(out, script, num_ranks, chosen).variables(out)
-    launch_script(script, workers, chosen, environment=variables, shows=output, logs=logs)
+    num_workers = workers or num_hosts
+    launch_script(script, num_workers, chosen, environment=variables, shows=output, logs=logs, rendezvous=meeting)
+
+
+def _find_meeting(
+    rendezvous: str | None,
+    host_rank: int | None,
+    num_hosts: int | None,
+    timeout: float | None,
+    secret_file: Path | None,
+    out: Path | None,
+) -> "Rendezvous | None":
+    from weft.engines.hosts import Rendezvous
+    from weft.errors import UsageError
+
+    if rendezvous is None:
+        options = {"--host-rank": host_rank, "--num-hosts": num_hosts, "--timeout": timeout}
+        for name, value in {**options, "--secret-file": secret_file}.items():
+            if value is not None:
+                raise UsageError(f"{name} is for several hosts; give --rendezvous ADDRESS:PORT too")
+        return None
+    if host_rank is None or num_hosts is None:
+        raise UsageError("hosts that meet are numbered; give --host-rank and --num-hosts too")
+    if out is not None:
+        raise UsageError("a run on several hosts is not recorded; leave --out out")
+    return Rendezvous.parse(rendezvous, host_rank, num_hosts, *(() if timeout is None else (timeout,)))
+
+
+def _find_secret_for(plan: "Plan | None", secret_file: Path | None) -> dict[str, str]:
+    """The variables that hand the secret to ranks. No launcher makes it: hosts have nothing in common but what their
+    user gives to each."""
+    from weft.errors import UsageError
+    from weft.secret import SECRET_VARIABLE, find_secret, read_secret
+
+    if secret_file is not None:
+        return {SECRET_VARIABLE: read_secret(secret_file).hex()}
+    if plan is not None and plan.roles.num_addresses > plan.roles.num_workers:
+        if SECRET_VARIABLE not in os.environ:
+            cure = f"give --secret-file, or set {SECRET_VARIABLE}, the same on each host (openssl rand -hex 32)"
+            raise UsageError(f"servers between hosts need a secret by which they know their peers ({plan}); {cure}")
+        find_secret()
+    return {}

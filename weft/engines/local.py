@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -66,19 +66,27 @@ def threads_per_rank(num_ranks: int, environment: Mapping[str, str] = os.environ
     return int(given) if given.isdecimal() and int(given) else max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
 
-def rank_variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
-    """The variables that torchrun sets, for scripts that ask for them and for torch.distributed's `env://`."""
-    numbers = {"": rank, "LOCAL_": rank, "ROLE_": rank, "GROUP_": 0}
-    sizes = {"": num_ranks, "LOCAL_": num_ranks, "ROLE_": num_ranks, "GROUP_": 1}
+def rank_variables(
+    rank: int, num_ranks: int, port: int, *, address: str = "127.0.0.1", num_hosts: int = 1
+) -> dict[str, str]:
+    """The variables that torchrun sets, for scripts that ask for them and for torch.distributed's `env://`.
+
+    Args:
+        num_hosts: each with the same number of ranks, which count host by host. Of several, the launcher of the first
+            keeps the store of torch.distributed; of one, rank 0 of a script does so itself.
+    """
+    local_size = num_ranks // num_hosts
+    numbers = {"": rank, "LOCAL_": rank % local_size, "ROLE_": rank, "GROUP_": rank // local_size}
+    sizes = {"": num_ranks, "LOCAL_": local_size, "ROLE_": num_ranks, "GROUP_": num_hosts}
     return {
         **{f"{prefix}RANK": str(number) for prefix, number in numbers.items()},
         **{f"{prefix}WORLD_SIZE": str(size) for prefix, size in sizes.items()},
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RUN_ID": f"weft-{port}",  # by which libraries tell that a launcher like torchrun is there
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 of a script keeps the store of torch.distributed itself
+        "TORCHELASTIC_USE_AGENT_STORE": str(num_hosts > 1),
     }
 
 
@@ -117,24 +125,49 @@ class LocalEngine(AbstractEngine):
 
 @final
 class LocalRanks(AbstractRanks):
-    """The processes of a run, one per rank."""
+    """The processes of a run on this machine, one per rank.
 
-    def __init__(self, folder: Path, num_ranks: int, *, forks: bool = True) -> None:
+    Args:
+        num_ranks: on all machines.
+        numbers: the ranks of this machine; all, if not given.
+        variables: those that tell a rank who it is and where the others are; by default, on this machine.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        num_ranks: int,
+        *,
+        forks: bool = True,
+        numbers: range | None = None,
+        variables: Callable[[int], Mapping[str, str]] | None = None,
+    ) -> None:
         self._folder = folder
         self._num_ranks = num_ranks
+        self._numbers = range(num_ranks) if numbers is None else numbers
+        self._variables = variables or self._tell_local
         self._forks = forks
-        self._ranks: list[Process] = []
+        self._ranks: dict[int, Process] = {}
         self._restarts: Counter[int] = Counter()
         self._port = reserve_port()
 
     def start(self) -> None:
-        for rank in range(self._num_ranks):
-            self._ranks.append(self._start(rank))
+        for rank in self._numbers:
+            self._ranks[rank] = self._start(rank)
 
     def wait(self, tolerance: Tolerance) -> list[End]:
         """One that was started again and finds that the others have ended has a time of grace too, after rank 0."""
+        return self.watch(tolerance, lambda _: False)
+
+    def watch(self, tolerance: Tolerance, has_failed_elsewhere: Callable[[Sequence[End]], bool]) -> list[End]:
+        """Wait, and hear of ranks that are not of this machine.
+
+        Args:
+            has_failed_elsewhere: is given, again and again, how ranks have ended so far; whether one of another machine
+                has failed.
+        """
         ends: list[End] = []
-        alive = set(range(self._num_ranks))
+        alive = set(self._numbers)
         deadline = float("inf")
         while alive and time.monotonic() < deadline:
             for rank in sorted(alive):
@@ -149,21 +182,21 @@ class LocalRanks(AbstractRanks):
                 ends.append(end)
                 if end.code and not tolerance.spares(end) and not tolerance.is_return(end):
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
-            if 0 not in alive and all(rank in tolerance.expendable and self._restarts[rank] for rank in alive):
+            if has_failed_elsewhere(ends) or self._are_left_over(alive, tolerance):
                 deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
             time.sleep(POLL_SECONDS if alive else 0)
         return ends
 
     def interrupt(self, *, everyone: bool) -> None:
-        alive = [rank for rank in self._ranks if rank.poll() is None]
+        alive = [rank for rank in self._ranks.values() if rank.poll() is None]
         for rank in alive if everyone else alive[:1]:
             rank.send_signal(signal.SIGINT)
 
     def end(self) -> None:
-        for rank in self._ranks:
+        for rank in self._ranks.values():
             if rank.poll() is None:
                 rank.kill()
-        for rank in self._ranks:
+        for rank in self._ranks.values():
             rank.wait()
         self._port.close()
 
@@ -173,6 +206,11 @@ class LocalRanks(AbstractRanks):
             return None
         return End(rank, code, time.time() - POLL_SECONDS, 1 + self._restarts[rank], has_joined(self._folder, rank))
 
+    def _are_left_over(self, alive: Set[int], tolerance: Tolerance) -> bool:
+        """Whether rank 0 has ended here, and those that have not were started again and can be done without."""
+        has_led = 0 in self._numbers and 0 not in alive
+        return has_led and all(rank in tolerance.expendable and self._restarts[rank] for rank in alive)
+
     def _is_missed(self, end: End, tolerance: Tolerance, *, leads: bool) -> bool:
         """Whether the rank is started again; one that can be done without only while rank 0 is there."""
         num_returns = sum(self._restarts[one] for one in tolerance.expendable)
@@ -181,15 +219,18 @@ class LocalRanks(AbstractRanks):
     def _start(self, rank: int) -> Process:
         environment = {
             **os.environ,
-            **rank_variables(rank, self._num_ranks, self._port.getsockname()[1]),
+            **self._variables(rank),
             "WEFT_RANK": str(rank),
             "WEFT_SIZE": str(self._num_ranks),
-            "WEFT_MEETING": str(self._folder),
             "WEFT_STARTER": str(os.getpid()),
-            "OMP_NUM_THREADS": str(threads_per_rank(self._num_ranks)),
+            "OMP_NUM_THREADS": str(threads_per_rank(len(self._numbers))),
         }
         forked = fork_rank(self._folder, environment) if self._forks else None
         return forked or _start_plain(self._folder, environment)
+
+    def _tell_local(self, rank: int) -> dict[str, str]:
+        port = self._port.getsockname()[1]
+        return {**rank_variables(rank, self._num_ranks, port), "WEFT_MEETING": str(self._folder)}
 
 
 def _start_plain(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:

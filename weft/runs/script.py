@@ -15,7 +15,9 @@ from threading import Timer
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from weft.engines.local import STRICT, run_ranks
+from weft.engines.engine import STRICT, AbstractEngine, run_on
+from weft.engines.hosts import HostsEngine, Rendezvous
+from weft.engines.local import LocalEngine
 from weft.engines.rank_program import RankProgram
 from weft.engines.relay import Shows
 from weft.errors import UsageError
@@ -187,11 +189,12 @@ def _is_alone() -> bool:
     return find_launch().size > 1 and not has_met()
 
 
-def choose_plan(text: str | None, workers: int | None) -> "Plan | None":
+def choose_plan(text: str | None, workers: int | None, num_ranks: int = NUM_RANKS) -> "Plan | None":
     """The plan that a command gives to a script; None where it leaves that to the script.
 
     Args:
         text: a plan, whose degrees may lack their numbers, which is then `workers`; where none is named, it is `data`.
+        num_ranks: where nothing says how many.
 
     Raises:
         PlanError: there is no such plan.
@@ -204,7 +207,7 @@ def choose_plan(text: str | None, workers: int | None) -> "Plan | None":
 
     if not any(word.partition("=")[0] in DEGREES for word in text.split()):
         text = f"data {text}"
-    plan = parse_plan_for(text, workers or NUM_RANKS)
+    plan = parse_plan_for(text, workers or num_ranks)
     if workers not in (None, plan.num_ranks):
         raise UsageError(f"plan and workers differ (plan: {plan.num_ranks}, workers: {workers}); give one of them")
     return plan
@@ -218,6 +221,7 @@ def launch_script(
     environment: Mapping[str, str] | None = None,
     shows: Shows = "first",
     logs: Path | None = None,
+    rendezvous: Rendezvous | None = None,
 ) -> None:
     """Run a script on ranks of this machine, until all have ended well.
 
@@ -227,18 +231,26 @@ def launch_script(
         environment: variables that every rank gets.
         shows: whose output is shown: that of rank 0, or all lines behind their ranks.
         logs: the folder in which the output of each rank is kept.
+        rendezvous: where the hosts meet, if this machine is one of several that share the ranks.
 
     Raises:
         RankFailedError: as `run_on` raises it.
     """
     script.check()
     variables, num_processes, tolerance = dict(environment or {}), num_ranks or NUM_RANKS, STRICT
+    engine: AbstractEngine = LocalEngine()
+    if rendezvous is not None:
+        engine = HostsEngine(rendezvous, f"{script.name}, plan: {plan or 'of the script'}")
     if plan is not None:
-        from weft.engines.tolerance import tolerance_of
-
-        num_processes, tolerance = plan.roles.num_processes, tolerance_of(plan)
+        num_processes = plan.roles.num_processes
         # Servers of their own are processes and no ranks: they come after those that scripts count.
-        sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
+        sizes = ("WORLD_SIZE", "ROLE_WORLD_SIZE", *(("LOCAL_WORLD_SIZE",) if rendezvous is None else ()))
         variables |= {"WEFT_PLAN": str(plan), **dict.fromkeys(sizes, str(plan.num_ranks))}
+        if rendezvous is None:
+            from weft.engines.tolerance import tolerance_of
+
+            tolerance = tolerance_of(plan)
     program = RankProgram("weft.runs.script:run_script", {"script": script.to_json()}, variables)
-    run_ranks(program, num_processes, silent=True, tolerance=tolerance, logs=logs, shows=shows, interrupts_all=True)
+    run_on(
+        engine, program, num_processes, silent=True, tolerance=tolerance, logs=logs, shows=shows, interrupts_all=True
+    )

@@ -51,6 +51,15 @@ def test_a_peer_that_lives_is_not_lost() -> None:
         assert not monitor.has_lost
 
 
+def test_its_thread_has_ended_when_python_ends() -> None:
+    """Once a rank that torchrun had started aborted at its end, "terminate called without an active exception": the
+    thread was in a call of the store, and was unwound through C++."""
+    with use_monitor(living_peer()) as (monitor, _, _):
+        (at_exit,) = (one for one in [monitor._at_exit] if one.alive and one.atexit)
+        at_exit()
+        assert not monitor._thread.is_alive()
+
+
 def test_a_peer_whose_process_has_ended_is_lost() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()

@@ -9,15 +9,21 @@ from weft.distributed.collectives import MessageGroup
 from weft.distributed.group import (
     AbstractGroup,
     AllGather,
+    AllReduce,
     AllToAll,
     Barrier,
     Broadcast,
     Call,
     GroupTraffic,
+    NeighbourAllReduce,
     RecordingGroup,
+    Recv,
     ReduceScatter,
+    Send,
     SoloGroup,
+    handed_bytes,
     message_bytes,
+    wire_bytes,
 )
 from weft.distributed.virtual import run_virtual
 from weft.errors import UsageError
@@ -89,3 +95,35 @@ def test_a_refused_call_is_not_counted() -> None:
 )
 def test_bytes_are_those_of_the_message(call: Call, size: int) -> None:
     assert message_bytes(call) == size
+
+
+RING = ((3,), (0,), (1,), (2,))
+CALLS: dict[str, Callable[[int], Call]] = {
+    "all-reduce": lambda rank: AllReduce(torch.zeros(64)),
+    "all-gather": lambda rank: AllGather(torch.zeros(4, 16), torch.zeros(1, 16)),
+    "reduce-scatter": lambda rank: ReduceScatter(torch.zeros(16), torch.zeros(64)),
+    "all-to-all": lambda rank: AllToAll(torch.zeros(64), torch.zeros(64)),
+    "uneven all-to-all": lambda rank: AllToAll(
+        torch.zeros(4 * (rank + 1)), torch.zeros(10), (1, 2, 3, 4), (rank + 1,) * 4
+    ),
+    "neighbours": lambda rank: NeighbourAllReduce(torch.zeros(8), RING, ((0.5, 0.5),) * 4),
+}
+
+
+@pytest.mark.parametrize("make", CALLS.values(), ids=CALLS)
+def test_bytes_on_the_wire_are_those_that_the_virtual_network_counts(make: Callable[[int], Call]) -> None:
+    def program(group: AbstractGroup) -> int:
+        call = make(group.rank)
+        group.run(call)
+        return wire_bytes(call, group.rank, group.size)
+
+    result = run_virtual(program, 4)
+    assert result.results == result.bytes_sent and sum(result.results) > 0
+
+
+def test_a_message_is_handed_over_once_and_received_ones_are_not() -> None:
+    tensor = torch.zeros(5)
+    assert [handed_bytes(Send(tensor, 1)), handed_bytes(Recv(tensor, 1))] == [20, 0]
+    assert [wire_bytes(Send(tensor, 1), 0, 2), wire_bytes(Recv(tensor, 1), 0, 2)] == [20, 0]
+    assert [wire_bytes(Broadcast(tensor, root=1), rank, 3) for rank in range(3)] == [0, 20, 0]
+    assert [wire_bytes(Barrier(), 0, 3), handed_bytes(AllGather(torch.zeros(10), tensor))] == [0, 20]

@@ -18,6 +18,8 @@ TORCHRUN |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 MPIRUN = {f"OMPI_COMM_WORLD_{name}": number for name, number in {"RANK": "3", "SIZE": "4", "LOCAL_SIZE": "2"}.items()}
 MPIRUN |= {"OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 WEFT = {"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_MEETING": "/folder"}
+HOSTS = {"WEFT_RANK": "3", "WEFT_SIZE": "4", "WEFT_LOCAL_SIZE": "2", "WEFT_LOCAL_RANK": "1"}
+HOSTS |= {"WEFT_RENDEZVOUS": "10.0.0.1:29500"}
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,7 @@ WEFT = {"WEFT_RANK": "1", "WEFT_SIZE": "2", "WEFT_MEETING": "/folder"}
         (TORCHRUN, Launch("torchrun", 3, 4, "10.0.0.1:29500", 2, local_rank=1)),
         (MPIRUN, Launch("mpirun", 3, 4, "", 2, local_rank=1)),
         ({**TORCHRUN, **WEFT}, Launch("weft", 1, 2, "/folder", 2, local_rank=1)),
+        ({**TORCHRUN, **HOSTS}, Launch("hosts", 3, 4, "10.0.0.1:29500", 2, local_rank=1)),
         ({"RANK": "3"}, Launch("nobody")),
     ],
 )

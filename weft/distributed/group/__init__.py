@@ -33,7 +33,7 @@ from weft.distributed.group.faulty import (
     kill_this_process,
 )
 from weft.distributed.group.group import AbstractGroup, AbstractWork, DoneWork
-from weft.distributed.group.recording import GroupTraffic, RecordingGroup, message_bytes
+from weft.distributed.group.recording import GroupTraffic, RecordingGroup, handed_bytes, message_bytes, wire_bytes
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.group.uneven import exchange_lengths, gather_lengths, gather_parts
 
@@ -71,6 +71,8 @@ __all__ = [
     "exchange_lengths",
     "gather_lengths",
     "gather_parts",
+    "handed_bytes",
     "kill_this_process",
     "message_bytes",
+    "wire_bytes",
 ]

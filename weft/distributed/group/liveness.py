@@ -9,12 +9,12 @@ import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, final
-from weakref import WeakKeyDictionary
 
 from weft.errors import PeerLostError, UsageError
 
@@ -107,7 +107,7 @@ class LivenessMonitor:
         self._timeout, self._on_lost = timeout, on_lost
         self._lock = threading.Lock()  # over the own heartbeat and the calls under way
         self._look_lock = threading.Lock()  # one look at a time, from the thread or from a failed call
-        self._pending: WeakKeyDictionary[object, PendingCall] = WeakKeyDictionary()
+        self._pending: weakref.WeakKeyDictionary[object, PendingCall] = weakref.WeakKeyDictionary()
         self._loss: PeerLostError | None = None
         self._own = Heartbeat(name_host(), os.getpid())
         self._published = ""
@@ -120,6 +120,9 @@ class LivenessMonitor:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"weft-liveness-{rank}", daemon=True)
         self._thread.start()
+        # A thread that is in a call of the store when Python ends is unwound through C++ that does not allow it, and
+        # the process aborts.
+        self._at_exit = weakref.finalize(self, _stop_thread, self._stop, self._thread)
 
     def begin(self, work: object, *, peer: int | None = None) -> None:
         """Note that `work` is under way: a message with `peer`, or the next collective."""
@@ -173,6 +176,7 @@ class LivenessMonitor:
             return
         self._stop.set()
         self._thread.join()
+        self._at_exit.detach()
         with suppress(RuntimeError):  # the store may be gone with the rank that kept it
             with self._lock:
                 self._own = replace(self._own, is_closed=True, is_waiting=False)
@@ -268,6 +272,11 @@ class LivenessMonitor:
         news = zip(self._changed, self._heartbeats, heartbeats, strict=True)
         self._changed = [changed if old == new else now for changed, old, new in news]
         self._heartbeats = heartbeats
+
+
+def _stop_thread(stop: threading.Event, thread: threading.Thread) -> None:
+    stop.set()
+    thread.join(LINGER_SECONDS)
 
 
 def name_host() -> str:

@@ -10,7 +10,7 @@ from weft.distributed.group import calls
 from weft.distributed.group.calls import Call
 from weft.distributed.group.group import AbstractGroup, AbstractWork
 
-__all__ = ["GroupTraffic", "RecordingGroup", "message_bytes"]
+__all__ = ["GroupTraffic", "RecordingGroup", "handed_bytes", "message_bytes", "wire_bytes"]
 
 Key = TypeVar("Key")
 
@@ -18,6 +18,39 @@ Key = TypeVar("Key")
 def message_bytes(call: Call) -> int:
     """Bytes of the tensor that the call brings, or that it fills where it brings none."""
     return 0 if isinstance(call, calls.Barrier) else call.tensor.nbytes
+
+
+def handed_bytes(call: Call) -> int:
+    """Bytes that a rank hands to the transport in a call: those of its message; none of one that it only receives."""
+    return 0 if isinstance(call, calls.Recv) else message_bytes(call)
+
+
+def wire_bytes(call: Call, rank: int, size: int) -> int:
+    """Bytes that leave a rank in a call, by the algorithms that send least: what native groups do where ranks are on
+    different hosts. Of an all-reduce of n bytes that is 2 n (P - 1) / P, of an all-gather (P - 1) n, P the size.
+
+    Args:
+        call: that the rank starts.
+        rank: who sends.
+        size: of the group.
+    """
+    match call:
+        case calls.Send(tensor):
+            return tensor.nbytes
+        case calls.AllGather(_, tensor):
+            return (size - 1) * tensor.nbytes
+        case calls.AllReduce(tensor):
+            return 2 * tensor.nbytes * (size - 1) // size
+        case calls.ReduceScatter(_, tensor, _, sizes) | calls.AllToAll(_, tensor, sizes, _):
+            own = 1 / size if sizes is None else sizes[rank] / max(sum(sizes), 1)
+            return round(tensor.nbytes * (1 - own))
+        case calls.NeighbourAllReduce(tensor, graph):
+            return tensor.nbytes * sum(rank in sources for sources in graph)
+        case calls.Broadcast(tensor, root):
+            return tensor.nbytes if rank == root else 0
+        case calls.Reduce(tensor, root):
+            return tensor.nbytes if rank != root else 0
+    return 0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from weft.distributed.mailbox.mailbox import (
 )
 from weft.distributed.mailbox.part import PartMailbox
 from weft.distributed.mailbox.recording import MailTraffic, MessageCount, RecordingMailbox
-from weft.distributed.mailbox.sockets import MailboxKind, StoreDirectory, open_mailbox
+from weft.distributed.mailbox.sockets import MailboxKind, StoreDirectory, find_host, open_mailbox
 from weft.distributed.mailbox.virtual import VirtualMailbox
 
 __all__ = [
@@ -37,5 +37,6 @@ __all__ = [
     "StoreDirectory",
     "Tags",
     "VirtualMailbox",
+    "find_host",
     "open_mailbox",
 ]

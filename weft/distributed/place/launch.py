@@ -9,7 +9,8 @@ from weft.errors import UsageError
 
 __all__ = ["Launch", "find_launch"]
 
-Launcher = Literal["nobody", "weft", "torchrun", "mpirun"]
+Launcher = Literal["nobody", "weft", "hosts", "torchrun", "mpirun"]
+"""`hosts` is `weft launch` on each of several hosts; `weft` is one on this host alone."""
 
 # Variables that other launchers set on every rank, and who sets them.
 UNKNOWN_LAUNCHERS = {
@@ -24,7 +25,8 @@ class Launch:
     """A process among those of a run.
 
     Args:
-        meeting: a folder for ranks that Weft started; host:port for torchrun's; nothing for MPI's, who have met.
+        meeting: a folder for ranks that Weft started on one host; host:port for those on several and for torchrun's;
+            nothing for MPI's, who have met.
         local_size: processes on this host.
         local_rank: which of them this one is: of several devices of its host, the one that it takes.
     """
@@ -53,6 +55,9 @@ def find_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     """
     if "WEFT_RANK" in environment:
         rank, size = _numbers(environment, "WEFT_RANK", "WEFT_SIZE")
+        if "WEFT_RENDEZVOUS" in environment:
+            local_size, local_rank = _numbers(environment, "WEFT_LOCAL_SIZE", "WEFT_LOCAL_RANK")
+            return Launch("hosts", rank, size, environment["WEFT_RENDEZVOUS"], local_size, local_rank)
         return Launch("weft", rank, size, environment["WEFT_MEETING"], size, rank)
     if "RANK" in environment and "WORLD_SIZE" in environment and "MASTER_ADDR" in environment:
         rank, size, local_size = _numbers(environment, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")

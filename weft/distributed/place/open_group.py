@@ -19,6 +19,7 @@ from weft.distributed.group.mpi import open_store as open_mpi_store
 from weft.distributed.group.shared_memory import SharedMemoryGroup, StoreRendezvous
 from weft.distributed.group.solo import SoloGroup
 from weft.distributed.group.torch_group import TorchBackend, TorchGroup
+from weft.distributed.place.interface import find_interface
 from weft.distributed.place.launch import Launch
 from weft.distributed.place.meeting import note_meeting
 from weft.errors import UsageError, nearest
@@ -38,8 +39,8 @@ def open_group(
     """The group of all ranks of this run. A collective call: it returns when all have come.
 
     `auto` is shared memory where all ranks are on one host, MPI between hosts under mpirun, and else shared memory
-    inside each host with Gloo between them. Sockets are bound to the loopback interface on one host, and to the one
-    named in GLOO_SOCKET_IFNAME where it is set.
+    inside each host with Gloo between them. Sockets are bound to the loopback interface on one host, else to the one
+    that `find_interface` finds.
 
     Args:
         timeout: seconds after which a silent peer counts as lost.
@@ -95,7 +96,8 @@ def choose_kind(launch: Launch) -> Kind:
         return "shared_memory"
     if launch.launcher == "mpirun":
         return "mpi"
-    return "hierarchical" if launch.local_size > 1 else "torch"
+    # Servers that are no ranks may leave a host with fewer ranks than the others have.
+    return "hierarchical" if launch.local_size > 1 and launch.size % launch.local_size == 0 else "torch"
 
 
 def _open_in_memory(launch: Launch, timeout: float, generation: int, name: str) -> AbstractGroup:
@@ -134,7 +136,7 @@ def open_torch_group(
         launch.size,
         timeout=timeout,
         backend=backend,
-        interface=_choose_interface(launch),
+        interface=find_interface(launch),
         generation=generation,
         device=device,
     )
@@ -157,14 +159,10 @@ def _open_in_hosts(launch: Launch, timeout: float, generation: int, name: str) -
         launch.rank,
         launch.size,
         timeout=timeout / 2,
-        interface=_choose_interface(launch),
+        interface=find_interface(launch),
         generation=generation,
     )
     return HierarchicalGroup(inside, whole)
-
-
-def _choose_interface(launch: Launch) -> str | None:
-    return os.environ.get("GLOO_SOCKET_IFNAME") or ("lo" if launch.is_one_host else None)
 
 
 def _open_run_store(launch: Launch, timeout: float, generation: int, name: str = "") -> Store:
@@ -172,7 +170,7 @@ def _open_run_store(launch: Launch, timeout: float, generation: int, name: str =
     match launch.launcher:
         case "weft":
             store = _c10d.FileStore(str(Path(launch.meeting) / "store"), launch.size)
-        case "torchrun":
+        case "torchrun" | "hosts":
             store = _open_torchrun_store(launch, timeout)
         case "mpirun":
             store = open_mpi_store(import_mpi().COMM_WORLD, timeout, is_one_host=launch.is_one_host)
@@ -198,8 +196,9 @@ def open_store(launch: Launch, timeout: float) -> Any:
 
 
 def _open_torchrun_store(launch: Launch, timeout: float) -> Any:
-    """The store of the user's own process group where there is one, else torchrun's, else one that rank 0 keeps."""
-    if _c10d.is_initialized():
+    """The store of the user's own process group where there is one, else the launcher's, else one that rank 0 keeps."""
+    # Ranks may have a process group that servers beside them have not: theirs is the launcher's store, for all.
+    if launch.launcher == "torchrun" and _c10d.is_initialized():
         return _c10d.distributed_c10d._get_default_store()
     host, _, port = launch.meeting.rpartition(":")
     if launch.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
