@@ -3,7 +3,8 @@
     ranks       g0 -.
                 g1 --+-> exchange -> update          reference    w0*g0 + w1*g1 + w2*g2 -> update
                 g2 -'                                             q(q(w0*g0) + q(w1*g1) + ...) with a codec q;
-                                                                  at servers q(w), w of q(g0)*w0 + q(g1)*w1 + ...
+                                                                  at servers q(w), w of q(g0)*w0 + q(g1)*w1 + ...;
+                                                                  lossy ones with a memory of each rank (compression)
 
     ranks of a relaxed plan     rank 0: x_0, rank 1: x_1, ...      each traced by itself, on a group, with messages
     reference                   X = [x_0, x_1, ...]                one list in one process, by the papers' equations
@@ -13,7 +14,7 @@ same in its replicas, to the last bit, must be so in the ranks too.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from weft.distributed.channels.share_log import read_speeds
+from weft.proving.compressed_sums import CompressedSum, compression_error, is_lossy, sum_of_gradients, sum_of_weights
 from weft.proving.method import AbstractMethod, Case, Evidence
 from weft.proving.noting import GRADIENT, NotingOptimizer
 from weft.proving.proof import Proof, Trace, clone, copy_of, copy_to_host, error_of, failed, pack_trace, unpack_trace
@@ -37,14 +39,14 @@ from weft.proving.reference import (
     weigh_shares,
 )
 from weft.proving.relaxed_equations import AbstractEquations
-from weft.proving.rounding import Rounding, hop_error, round_all, rounding_of
+from weft.proving.rounding import EXACT, Rounding, hop_error, round_all, rounding_of
 from weft.specs import Plan
 from weft.specs.devices import find_device
 from weft.specs.loading import load
 from weft.specs.plan import value_of
 from weft.training.build import build_task
 from weft.training.loop import Task, TrainingState, take_step
-from weft.training.optimizers import OptimizerState
+from weft.training.optimizers import OptimizerState, split_momentum
 from weft.training.replicas import AbstractReplicas
 
 _GRADIENT = f"({GRADIENT})"
@@ -52,7 +54,18 @@ _GRADIENT = f"({GRADIENT})"
 AMPLIFICATION = 100.0
 """Of rounding in float32, by an optimizer: 1e-5 of a gradient, 1e-3 of a parameter."""
 
-__all__ = ["Lockstep", "compare_ranks", "first_step_of", "trace_ranks", "trace_references", "whole_of"]
+LEAST_COMPRESSED = 4
+"""Steps in which numbers that were kept back are sent, and what that leaves is kept again."""
+
+__all__ = [
+    "Lockstep",
+    "compare_ranks",
+    "first_step_of",
+    "take_traced_steps",
+    "trace_ranks",
+    "trace_references",
+    "whole_of",
+]
 
 
 @final
@@ -64,12 +77,12 @@ class Lockstep(AbstractMethod):
         return 1
 
     def steps_needed(self, plan: Plan, num_steps: int) -> int:
-        """Enough to see two meetings and what follows them, and the last synchronous step where there are some; and of
-        measured shares, some that are not equal."""
+        """Enough to see two meetings and what follows them, and the last synchronous step where there are some; of
+        measured shares, some that are not equal; and of numbers that were kept back, some that are sent."""
         if plan.measured_every is not None:
             return max(num_steps, plan.measured_every + 2)
         if plan.is_synchronous:
-            return num_steps
+            return max(num_steps, LEAST_COMPRESSED) if is_lossy(plan) else num_steps
         return max(num_steps, 2 * plan.period + 1 + (plan.num_synchronous_steps > 0))
 
     def trace(self, case: Case, replicas: AbstractReplicas) -> dict[str, Tensor]:
@@ -77,7 +90,7 @@ class Lockstep(AbstractMethod):
 
     def judge(self, case: Case, runs: Sequence[Evidence]) -> Proof:
         device = case.device or find_device(case.recipe.mutable.device)
-        case = replace(case, tolerance=max(case.tolerance, hop_error(case.plan, device)))
+        case = replace(case, tolerance=max(case.tolerance, hop_error(case.plan, device), compression_error(case.plan)))
         is_measured = case.plan.measured_every is not None
         recorded = read_speeds(runs[0].folder, case.seed) if is_measured else {}
         references = trace_references(case, {step: found.speeds for step, found in recorded.items()})
@@ -94,14 +107,20 @@ def _equations_of(plan: Plan, replicas: Sequence[Replica]) -> AbstractEquations 
     """Of a relaxed plan, as the table of axes names them."""
     if plan.is_synchronous:
         return None
+    sent = sum_of_weights(plan, replicas[0].weights) if is_lossy(plan) else rounding_of(plan)
     found: AbstractEquations = load(value_of("consistency", plan.consistency).equations["all_reduce"])(
-        plan.consistency, replicas, rounding_of(plan)
+        plan.consistency, replicas, sent
     )
     return found
 
 
 def trace_ranks(case: Case, replicas: AbstractReplicas) -> Trace:
     """Train some steps as one of the ranks."""
+    return [found for _, found in take_traced_steps(case, replicas)]
+
+
+def take_traced_steps(case: Case, replicas: AbstractReplicas) -> Iterator[tuple[TrainingState, dict[str, Tensor]]]:
+    """As one of the ranks: its own state after each step, and the trace of the whole model."""
     task, state, noting = _noted(
         case, *build_task(case.recipe, case.splits, case.seed, replicas, case.device, case.dtype)
     )
@@ -112,13 +131,11 @@ def trace_ranks(case: Case, replicas: AbstractReplicas) -> Trace:
         replicas.remember(first, {})
         state = replace(state, optimizer=begin_late(state.optimizer, first))
     state = replace(state, sampler=place_before_the_end(task, case.num_steps))
-    trace: Trace = []
     for _ in range(case.num_steps):
         state, result = take_step(task, state)
         shown = noting.show(state.optimizer) if noting else replicas.collect(state.optimizer)
-        trace.append(whole_of(state.model.parameters, shown, replicas) | _loss(result.loss, noting))
+        yield state, whole_of(state.model.parameters, shown, replicas) | _loss(result.loss, noting)
     replicas.sum(torch.zeros(1))  # nobody leaves before all have traced
-    return trace
 
 
 def _noted(case: Case, task: Task, state: TrainingState) -> tuple[Task, TrainingState, NotingOptimizer | None]:
@@ -159,14 +176,17 @@ def trace_references(case: Case, speeds: Mapping[int, Sequence[int]] | None = No
     Args:
         speeds: by which shares were dealt, by the steps from which on they counted; before them shares are equal.
     """
-    task, state, noting = _noted(case, *build_task(case.recipe, case.splits, case.seed, dtype=case.dtype))
+    task, state, momentum = _without_momentum(
+        case.plan, *build_task(case.recipe, case.splits, case.seed, dtype=case.dtype)
+    )
+    task, state, noting = _noted(case, task, state)
     plan, num_replicas = case.plan, case.plan.num_replicas
     num_micro = plan.num_micro_batches if plan.pipeline > 1 else None
     first, after = first_step_of(plan), plan.num_synchronous_steps
     state = replace(state, optimizer=begin_late(state.optimizer, first)) if first else state
     replicas = replicas_of(state, case.seed, num_replicas)
     equations = _equations_of(plan, replicas)
-    together = Together(plan, replicas)
+    together = Together(plan, replicas, _sum_of(plan, state, momentum))
     place, samples = place_before_the_end(task, case.num_steps), 0
     traces: list[Trace] = [[] for _ in replicas]
     for step in range(first, first + case.num_steps):
@@ -187,6 +207,19 @@ def trace_references(case: Case, speeds: Mapping[int, Sequence[int]] | None = No
     return traces
 
 
+def _without_momentum(plan: Plan, task: Task, state: TrainingState) -> tuple[Task, TrainingState, tuple[float, bool]]:
+    """Where ranks keep the momentum of their gradients, the optimizer has none; it, and whether it is Nesterov's."""
+    if not is_lossy(plan) or not value_of("compress", plan.compress).coding.takes_momentum:
+        return task, state, (0.0, False)
+    rest, momentum, is_nesterov = split_momentum(task.optimizer)
+    begun = replace(state, optimizer=rest.init(state.model.parameters))
+    return replace(task, optimizer=rest), begun, (momentum, is_nesterov)
+
+
+def _sum_of(plan: Plan, state: TrainingState, momentum: tuple[float, bool]) -> CompressedSum | None:
+    return sum_of_gradients(plan, state.model.parameters, momentum) if is_lossy(plan) else None
+
+
 def _speeds_at(step: int, speeds: Mapping[int, Sequence[int]]) -> Sequence[int] | None:
     """
     >>> _speeds_at(3, {2: [1, 2], 4: [1, 1]}), _speeds_at(1, {2: [1, 2]})
@@ -205,10 +238,14 @@ class Together:
     """Synchronous steps: one rank's update, with the gradient of the whole batch, is that of all.
 
     At servers the ranks hold what they were sent of the weights, which the servers keep as they are.
+
+    Args:
+        compressed: the sum of gradients that ranks receive, where they do not round them one by one.
     """
 
-    def __init__(self, plan: Plan, replicas: Sequence[Replica]) -> None:
-        self._round = rounding_of(plan)
+    def __init__(self, plan: Plan, replicas: Sequence[Replica], compressed: CompressedSum | None = None) -> None:
+        self._compressed = compressed
+        self._round = EXACT if compressed else rounding_of(plan)
         self._is_served = plan.channel == "servers"
         self._replicas = replicas
         first = replicas[0]
@@ -228,6 +265,8 @@ class Together:
 
     def sum(self, gradients: Gradients, counts: Sequence[float]) -> dict[str, Tensor | None]:
         """Of what ranks sent: servers weigh it; ranks of a group weigh it themselves, and are sent the sum."""
+        if self._compressed is not None:
+            return self._compressed(gradients, counts)
         total: dict[str, Tensor | None] = {}
         for found, count in zip(gradients, counts, strict=True):
             if self._is_served:
@@ -294,10 +333,11 @@ def compare_ranks(ranks: Sequence[Trace], references: Sequence[Trace], case: Cas
 
 
 def _amplification(name: str, case: Case) -> float:
-    """By how much more than a gradient what an update makes of it may be off. Where layers are split, sums are made in
-    another order, and Adam takes a full step for a gradient of rounding alone. In float64 that does not show."""
+    """By how much more than a gradient what an update makes of it may be off. Where layers are split, or one product is
+    made of the rows of all ranks, sums are made in another order, and Adam takes a full step for a gradient of rounding
+    alone. In float64 that does not show."""
     is_made = name != "loss" and not name.endswith(_GRADIENT)
-    is_reordered = case.plan.splits_layers or case.plan.shard > 1
+    is_reordered = case.plan.splits_layers or case.plan.shard > 1 or case.plan.sends_factors
     return AMPLIFICATION if is_made and is_reordered and case.dtype is None else 1.0
 
 
@@ -317,6 +357,9 @@ def _first_apart(ranks: Sequence[Mapping[str, Tensor]], references: Sequence[Map
 
 
 def _shown(case: Case, num_steps: int) -> str:
+    if case.plan.is_synchronous and is_lossy(case.plan):
+        equations = f"the equations of compress={case.plan.compress}"
+        return f"{case.plan.num_ranks} ranks gave the parameters of {equations} after each of {num_steps} steps"
     if case.plan.is_synchronous:
         return f"{case.plan.num_ranks} ranks gave the parameters of one rank after each of {num_steps} steps"
     return f"{case.plan.num_ranks} ranks followed the equations of their consistency for {num_steps} steps"

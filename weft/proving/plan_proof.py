@@ -14,10 +14,12 @@ from weft.engines.local import run_ranks, threads_per_rank
 from weft.engines.rank_program import RankProgram
 from weft.engines.tolerance import tolerance_of
 from weft.errors import UsageError
+from weft.proving.compressed_sums import check_compressed
 from weft.proving.lockstep import Lockstep
 from weft.proving.method import AbstractMethod, Case, Evidence
 from weft.proving.paired import Paired
 from weft.proving.proof import Proof
+from weft.proving.rounded import Rounded, check_rounded, step_of
 from weft.proving.served import Served
 from weft.proving.streamed import Streamed
 from weft.specs import Plan, as_plan
@@ -35,12 +37,20 @@ METHODS: Mapping[Channel, AbstractMethod] = {
     "neighbours": Paired(),
 }
 
+ROUNDED = Rounded()
+"""Of activations that travel in a format of fewer bits."""
+
 STREAMED = Streamed()
 """Of pipelines that are never emptied."""
 
 
 def method_of(plan: Plan) -> AbstractMethod:
-    """Synchronous ranks take the same steps, whichever way they reach each other."""
+    """Synchronous ranks take the same steps, whichever way they reach each other; where they round activations, from
+    where they were."""
+    check_compressed(plan)
+    if step_of(plan):
+        check_rounded(plan)
+        return ROUNDED
     if plan.is_streamed:
         return STREAMED
     return METHODS["all_reduce" if plan.is_synchronous else plan.channel]
@@ -69,7 +79,7 @@ def prove(
     check_recipe(recipe)
     chosen = recipe.mutable.plan
     method = method_of(chosen)
-    if in_float64 and method not in (METHODS["all_reduce"], STREAMED):
+    if in_float64 and method not in (METHODS["all_reduce"], STREAMED, ROUNDED):
         raise UsageError(f"ranks of this plan are proved in the type of the recipe ({chosen}); leave --float64 out")
     num_steps = method.steps_needed(chosen, num_steps)
     with tempfile.TemporaryDirectory(prefix="weft-proof-") as folder:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from weft.distributed.consistency.graphs import make_mixing
+from weft.proving.compressed_sums import CompressedSum
 from weft.proving.proof import clone
 from weft.proving.reference import Replica
-from weft.proving.rounding import Rounding, round_all
+from weft.proving.rounding import EXACT, Rounding, round_all
 from weft.specs.plan import Choice
 
 __all__ = ["AbstractEquations", "ElasticEquations", "GossipEquations", "LocalEquations", "Weights"]
@@ -24,11 +25,16 @@ Weights = dict[str, Tensor]
 
 
 class AbstractEquations(ABC):
-    """The part of a scheme that is no rank's own: what one sees who sees all replicas at once."""
+    """The part of a scheme that is no rank's own: what one sees who sees all replicas at once.
 
-    def __init__(self, choice: Choice, replicas: Sequence[Replica], rounding: Rounding) -> None:
+    Args:
+        sent: how numbers are rounded that are sent, or the sum that ranks receive of what they send.
+    """
+
+    def __init__(self, choice: Choice, replicas: Sequence[Replica], sent: Rounding | CompressedSum) -> None:
         self.choice = choice
-        self.round = rounding  # of what is sent
+        self.compressed = sent if isinstance(sent, CompressedSum) else None
+        self.round = sent if isinstance(sent, Rounding) else EXACT
         self.replicas = replicas
         self.begin()
 
@@ -46,7 +52,8 @@ class AbstractEquations(ABC):
 class LocalEquations(AbstractEquations):
     """x_r <- z after every H steps, z = sum_r c_r x_r, c_r the mean share of rank r; or an outer step towards z.
 
-    With a codec q, z = a + q(sum_r q(c_r (x_r - a))), a the weights of the last meeting.
+    With a codec q, z = a + q(sum_r q(c_r (x_r - a))), a the weights of the last meeting; a lossy one adds what each has
+    kept back.
     """
 
     def begin(self) -> None:
@@ -73,6 +80,8 @@ class LocalEquations(AbstractEquations):
         self.shares, self.common = [], clone(agreed)
 
     def _mean(self, totals: Sequence[float]) -> Weights:
+        if self.compressed is not None:
+            return self._compressed_mean(self.compressed, totals)
         if self.round.is_exact:
             return _weighted_sum([replica.weights for replica in self.replicas], totals)
         mean: Weights = {}
@@ -81,6 +90,14 @@ class LocalEquations(AbstractEquations):
             sent = [self.round(tensor * share) for tensor, share in zip(moved, totals, strict=True)]
             mean[name] = common + self.round(sum(sent[1:], sent[0]))
         return mean
+
+    def _compressed_mean(self, add_up: CompressedSum, totals: Sequence[float]) -> Weights:
+        moved = [
+            {name: replica.weights[name].detach() - common for name, common in self.common.items()}
+            for replica in self.replicas
+        ]
+        found = {name: total for name, total in add_up(moved, totals).items() if total is not None}
+        return {name: common + found[name] for name, common in self.common.items()}
 
     def _outer_step(self, mean: Weights) -> Weights:
         lr, momentum = float(self.choice["outer_lr"]), float(self.choice["outer_momentum"])

@@ -17,6 +17,7 @@ from typing import Any, final
 
 from weft.distributed.script.observation.tracing import TraceRequest
 from weft.errors import PlanError, UsageError
+from weft.proving.compressed_sums import is_lossy
 from weft.proving.proof import Proof
 from weft.proving.rounding import rounding_of
 from weft.proving.script_causes import (
@@ -62,6 +63,11 @@ def check_provable(plan: Plan) -> None:
         raise PlanError(
             f"ranks of this plan have parameters of their own, which no single process has (plan: {plan}); "
             "prove a synchronous plan, or a recipe with this one, whose equations are known"
+        )
+    if is_lossy(plan):
+        raise PlanError(
+            f"a compression that draws, or keeps numbers back, gives other parameters than one process has "
+            f"(plan: {plan}); prove the script without it, and a recipe with it, whose equations are known"
         )
 
 
