@@ -25,6 +25,7 @@ __all__ = [
     "DataDependentOutputException",
     "DispatchMode",
     "DynamicOutputShapeException",
+    "accumulates_in_backward",
     "autograd_numbers",
     "bare",
     "below_autograd",
@@ -36,6 +37,7 @@ __all__ = [
     "has_own_kernel",
     "hint_of",
     "in_backward",
+    "is_transformed",
     "leave_compiler_alone",
     "mode_of",
     "number_of_backward",
@@ -91,6 +93,20 @@ def shares_memory(tensor: Tensor) -> bool:
     storage = tensor.untyped_storage()
     # Two holders are ours: the tensor, and the storage object that was just made to ask.
     return bool(torch._C._storage_Use_Count(storage._cdata) > 2)
+
+
+def accumulates_in_backward(node: Any) -> bool:
+    """Whether the backward that runs adds to the `grad` of a leaf, of which this is the node; torch.autograd.grad gives
+    gradients to its caller instead."""
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:
+        return False
+
+
+def is_transformed() -> bool:
+    """Whether a transformation of torch.func (vmap, grad), or the compiler, looks at what is called."""
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def fake_mode() -> FakeTensorMode:

@@ -78,6 +78,25 @@ MAILBOXES = [
     "data=4 consistency=async topology=server(2,inner=2)",
     "data=4 consistency=gossip(ring,lost=drop)",
 ]
+CODED = [
+    "data=4 compress=qsgd(8)",
+    "data=4 compress=onebit",
+    "data=4 compress=terngrad",
+    "data=4 compress=topk(0.1,sum=gather)",
+    "data=4 compress=randomk(0.1)",
+    "data=4 compress=powersgd(1)",
+    "data=4 consistency=local(2) compress=qsgd(8)",
+    "data=4 consistency=local(2) compress=powersgd(1)",
+    "data=4 consistency=gossip(ring) compress=sign",
+    "data=4 consistency=gossip(complete) compress=topk(0.1)",
+    "shard=2 compress=qsgd(8)",
+    "data=2 shard=2 compress=onebit",
+    "data=4 topology=server(2) compress=qsgd(8)",
+    "data=4 consistency=async topology=server(2) compress=onebit",
+    "data=4 consistency=async topology=server(2,inner=2) compress=onebit",
+]
+PADDING = 16.0
+"""Bytes by which the messages of single pieces are longer than one of all: each has a scale, and is padded."""
 PAIRS = ["data=4 consistency=gossip(ring,pair)", "data=4 consistency=gossip(complete,pair)"]
 
 
@@ -165,7 +184,8 @@ def stated(text: str, joined: float | None = None) -> CommunicationCost:
     """With the report of the loss, which ranks in step send in an all-reduce of its own; with a codec it also tells
     which values did not fit."""
     plan = parse_plan(text)
-    cost = plan_cost(plan, NUM_BYTES, state_bytes=NUM_BYTES, joined=joined)
+    shapes = [(size,) for size in SIZES]
+    cost = plan_cost(plan, NUM_BYTES, state_bytes=NUM_BYTES, joined=joined, shapes=shapes)
     if plan.consistency.name == "sync" and plan.channel == "all_reduce":
         told = 1 + NUM_TENSORS * (1 if plan.compress.name == "none" else 2)
         cost = cost.plus(all_reduce_cost(find_algorithm(plan), plan.num_ranks, 8 * told))
@@ -178,6 +198,18 @@ def test_every_address_sends_what_is_stated(text: str) -> None:
     uneven = 0.0 if "compress" not in text else 8.0  # a report of 15 numbers is cut into unequal parts
     costs = [cost.bytes_sent for cost in stated(text, joined).addresses]
     assert sent == pytest.approx(costs, rel=1e-12, abs=uneven)
+
+
+@pytest.mark.parametrize("text", CODED)
+def test_codecs_send_what_is_stated(text: str) -> None:
+    """To a padding for every piece that a rank sends by itself; weights on their way from servers are as they are."""
+    sent, joined = counted(text)
+    plan = parse_plan(text)
+    costs = [cost.bytes_sent for cost in stated(text, joined).addresses]
+    pieces = NUM_TENSORS * plan.ranks_per_host if plan.channel == "servers" else plan.shard
+    exact = costs[plan.num_ranks :] if plan.channel == "servers" and not plan.num_hosts else []
+    assert sent == pytest.approx(costs, rel=1e-12, abs=8.0 + PADDING * pieces)
+    assert sent[plan.num_ranks :][: len(exact)] == exact
 
 
 @pytest.mark.parametrize("text", PAIRS)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from weft.errors import UsageError
-from weft.metrics.convergence import LEVEL, judge_convergence
+from weft.metrics.convergence import LEVEL, judge_convergence, judge_quality
 from weft.metrics.statistics import mann_whitney_less_p
 
 REFERENCE = [100.0, 100.0, 110.0, 90.0, 100.0]
@@ -75,3 +75,23 @@ def test_one_sided_p_equals_scipy_without_ties_and_is_exact_with_them() -> None:
     )
     assert mann_whitney_less_p([1.0] * 3, [2.0] * 3) == pytest.approx(1 / 20)
     assert mann_whitney_less_p(list(range(12)), list(range(20, 32))) < 1e-4  # too many deals to try each
+
+
+SCORES = [0.99, 0.98, 0.985, 0.99, 0.98]
+
+
+@pytest.mark.parametrize(("loss", "passes"), [(-0.01, True), (0.0, True), (0.002, True), (0.01, False), (0.05, False)])
+def test_scores_pass_that_are_shown_to_be_within_the_margin(loss: float, passes: bool) -> None:
+    found = judge_quality([score - loss for score in SCORES], SCORES, margin=0.01)
+    assert found.passed == passes and found.difference == pytest.approx(-loss)
+    assert found.interval.is_known and found.median == pytest.approx(0.985 - loss)
+
+
+def test_scores_that_scatter_too_much_are_not_shown_to_be_as_good() -> None:
+    assert not judge_quality([0.99, 0.9, 0.985, 0.99, 0.91], SCORES, margin=0.01).passed
+
+
+@pytest.mark.parametrize("scores", [SCORES[:4], [*SCORES, 0.98]])
+def test_scores_are_of_the_same_seeds_and_enough(scores: list[float]) -> None:
+    with pytest.raises(UsageError, match="seeds do not match or are too few"):
+        judge_quality(scores, SCORES, margin=0.01)

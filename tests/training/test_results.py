@@ -67,6 +67,20 @@ def test_traffic_of_every_step_is_a_median_and_that_of_some_steps_a_mean() -> No
     assert found([*some, Traffic(4.0, 0.0, 80)]) == [1.0, 20.0]
 
 
+def test_compression_is_reported_where_something_was_sent_instead_of_tensors() -> None:
+    coded = Traffic(1.0, 0.0, 10, coding=0.25, under_way=0.5, dense_bytes=800, payload_bytes=8, wire_bytes=24)
+    names = ("payload_ratio", "wire_bytes_per_step", "communication_time", "compression_time")
+
+    def found(*traffic: Traffic) -> list[float | None]:
+        values = values_of(History(step_traffic=list(traffic)), None, 1.0, {})
+        return [values.get(name) for name in names]
+
+    assert found(coded, coded) == [100.0, 24.0, 0.5, 0.25]
+    assert found(coded, Traffic()) == [100.0, 12.0, 0.25, 0.125], "ranks that meet seldom"
+    assert found(replace(coded, coding=0.0)) == [100.0, 24.0, 0.5, None], "virtual ranks encode in no time"
+    assert found(Traffic(1.0, 0.0, 8, wire_bytes=8)) == [None] * 4, "nothing is encoded"
+
+
 def test_values_without_a_step_or_a_clock_that_moved() -> None:
     assert values_of(History(), None, 1.0, {}) == {"wall_clock": 1.0}
     frozen = values_of(History(step_seconds=[0.0], step_samples=[4]), None, 1.0, {})

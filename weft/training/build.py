@@ -245,7 +245,7 @@ def build_task(
     task = Task(
         splits=splits,
         executor=executor,
-        optimizer=_place_state(build_optimizer(recipe), mutable.plan),
+        optimizer=_place_state(replicas.adopt(build_optimizer(recipe)), mutable.plan),
         schedule=build(mutable.schedule, SCHEDULES, "schedule", total_samples, size),
         sampler=build(
             mutable.sampler, SAMPLERS, "sampler", splits.train, mutable.batch_size, derive_seed(seed, "sampler")

@@ -127,13 +127,13 @@ def take_step(task: Task, state: TrainingState) -> tuple[TrainingState, StepResu
     batch = task.splits.train.take(task.replicas.share(indices), state.sampler.epoch)
     lr = task.optimizer.lr * task.schedule(state.samples)
     weight = _weight(task, batch, indices)
+    placement, sent = task.replicas.placement, task.replicas.placement.activation_bytes
 
     if task.step_in_one is not None and task.step_in_one.stands_for(task.executor, task.optimizer):
         loss, model, optimizer = task.step_in_one(state.model, state.optimizer, batch, lr)
         total = loss
     else:
         parameters, loss, model = state.model.parameters, 0.0, state.model
-        placement = task.replicas.placement
         on_gradient = task.replicas.begin(weight)
         point = placement.prepare(task.optimizer, parameters, state.optimizer)
         with use_point(parameters, point):
@@ -157,7 +157,8 @@ def take_step(task: Task, state: TrainingState) -> tuple[TrainingState, StepResu
 
     samples = state.samples + len(indices)
     after = replace(state, model=model, optimizer=optimizer, sampler=sampler, step=state.step + 1, samples=samples)
-    return after, StepResult(total, lr, len(indices), task.replicas.traffic())
+    traffic = replace(task.replicas.traffic(), activation_bytes=placement.activation_bytes - sent)
+    return after, StepResult(total, lr, len(indices), traffic)
 
 
 def _size(task: Task, name: str, parameter: Tensor) -> int:

@@ -85,6 +85,12 @@ class AbstractPlacement(ABC):
         return None
 
     @property
+    def activation_bytes(self) -> int:
+        """Of activations and their gradients that this rank has sent so far, to others of its replica. A placement
+        around another adds that of the inner one."""
+        return 0
+
+    @property
     def takes_forwards_together(self) -> bool:
         """Whether replicas need each other in every forward, be it for samples that meet there or for parameters: one
         that has no samples computes with none."""
@@ -117,8 +123,8 @@ class AbstractPlacement(ABC):
 
     @abstractmethod
     def cut_of(self, name: str) -> Cut | None:
-        """The part that this rank holds of a checkpoint's entry (`parameter/w`, `slot/w/velocity`); None for all of
-        it."""
+        """The part that this rank holds of a checkpoint's entry (`parameter/w`, `slot/w/velocity`), or has of a
+        gradient before it is added up (`gradient/w`); None for all of it."""
 
     @abstractmethod
     def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

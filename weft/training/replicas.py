@@ -15,7 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import final
 
 from torch import Tensor
@@ -63,6 +63,16 @@ class Traffic:
     exposed: float = 0.0  # seconds that the rank waited
     hidden: float = 0.0  # seconds that messages were under way while it computed
     num_bytes: int = 0  # handed to the transport
+    coding: float = 0.0  # seconds of encoding, decoding and adding up
+    under_way: float = 0.0  # seconds that messages were, whether the rank waited or computed
+    dense_bytes: int = 0  # of the tensors that a codec encoded; 0 where there was none, or it is not known
+    payload_bytes: int = 0  # that were handed to the transport instead of these
+    wire_bytes: int = 0  # that left the rank for them
+    activation_bytes: int = 0  # of activations and their gradients, to ranks that hold the model with this one
+
+    def plus(self, other: "Traffic") -> "Traffic":
+        """Of both, one after the other."""
+        return Traffic(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,14 @@ class AbstractReplicas(ABC):
         """How ranks come together that each save weights of their own, as a plan spells it; None where a checkpoint
         holds one set of weights, with which all begin."""
         return None
+
+    def adopt(self, optimizer: AbstractOptimizer) -> AbstractOptimizer:
+        """The optimizer that updates are made with: without its momentum, where ranks keep that themselves.
+
+        Raises:
+            PlanError: they cannot keep that of this optimizer.
+        """
+        return optimizer
 
     @abstractmethod
     def join(self, model: State) -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, median
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from weft.metrics.metric import Rule
 from weft.records.record import Evaluation, RunRecord, Verdict
 from weft.training.history import History
+from weft.training.replicas import Traffic
 
 __all__ = ["hash_tensors", "judge", "to_target", "values_of"]
 
@@ -32,7 +33,25 @@ def values_of(
             "communication_exposed": average([traffic.exposed for traffic in history.step_traffic]),
             "communication_hidden": average([traffic.hidden for traffic in history.step_traffic]),
             "bytes_per_step": average([float(traffic.num_bytes) for traffic in history.step_traffic]),
+            **_of_compression(history.step_traffic, average),
         }
+    if any(traffic.activation_bytes for traffic in history.step_traffic):
+        values["activation_bytes"] = median(float(traffic.activation_bytes) for traffic in history.step_traffic)
+    return values
+
+
+def _of_compression(steps: Sequence[Traffic], average: Callable[[Sequence[float]], float]) -> dict[str, float]:
+    """Where something was sent instead of tensors, and it was counted how much."""
+    payload = sum(traffic.payload_bytes for traffic in steps)
+    if not payload:
+        return {}
+    values = {
+        "wire_bytes_per_step": average([float(traffic.wire_bytes) for traffic in steps]),
+        "payload_ratio": sum(traffic.dense_bytes for traffic in steps) / payload,
+        "communication_time": average([traffic.under_way for traffic in steps]),
+    }
+    if any(traffic.coding for traffic in steps):  # a virtual clock stands still meanwhile
+        values["compression_time"] = average([traffic.coding for traffic in steps])
     return values
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from weft.errors import CorruptFileError
 from weft.graph import State
 from weft.graph.executors.random_state import fit_random_state
-from weft.training.checkpoint import RESIDUAL, Cut, Entry, Kind, Ranks, Snapshot
-from weft.training.checkpoint.entry import subject_of
+from weft.training.checkpoint import CODEC, Cut, Entry, Kind, Ranks, Snapshot
 from weft.training.loop import TrainingState
 from weft.training.optimizers import OptimizerState, Shared, slots_beside
 from weft.training.replicas import AbstractReplicas, SoloReplicas
@@ -32,11 +31,12 @@ def ranks_of(replicas: AbstractReplicas) -> Ranks:
 
 
 def cut_beside(name: str, cut_of: Callable[[str], Cut | None]) -> Cut | None:
-    """Of an entry that is the model's, or one that replicas keep beside a parameter: `residual/<parameter>` and
-    `elastic/centre/<parameter>` are cut as the parameter is."""
+    """Of an entry that is the model's, or one that replicas keep beside a parameter: `elastic/centre/<parameter>` is
+    cut as the parameter is, and `codec/residual/<parameter>` as its gradient; factors of it are whole."""
     kind, _, rest = name.partition("/")
-    if name.startswith(RESIDUAL):
-        return cut_of(subject_of(name))
+    if name.startswith(CODEC):
+        use, _, parameter = rest.partition("/")
+        return None if use == "factor" or not parameter else cut_of(f"gradient/{parameter}")
     if kind in ("parameter", "slot", "buffer") or "/" not in rest:
         return cut_of(name)
     return cut_of(f"parameter/{rest.partition('/')[2]}")

@@ -76,7 +76,7 @@ WRONG: dict[str, tuple[Callable[[], None], type[Exception], str]] = {
     "weight": (lambda: weave_two(weight=3), UsageError, "no function of a batch"),
     "sum and weight": (lambda: weave_two(loss="sum", weight=len), UsageError, "needs no weight"),
     "plan": (lambda: weave_two(plan="dta"), PlanError, "did you mean 'data'"),
-    "plan that never makes sense": (lambda: weave_two(plan="data compress=topk"), PlanError, "not available"),
+    "plan that never makes sense": (lambda: weave_two(plan="data topology=neighbours"), PlanError, "not available"),
 }
 
 

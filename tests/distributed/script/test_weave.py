@@ -382,7 +382,7 @@ def test_running_statistics_are_the_mean_of_all_ranks_after_an_epoch(on_ranks: O
         ("data=3", 2, r"plan: 3, ranks: 2.*plan='data'"),
         ("data=2", 1, r"plan: 2, ranks: 1"),
         ("topology=ring", 2, "plan: 1, ranks: 2"),
-        ("data compress=topk", 2, "not available in this version"),
+        ("data topology=neighbours", 2, "not available in this version"),
         ("dta", 2, "did you mean 'data'"),
     ],
 )

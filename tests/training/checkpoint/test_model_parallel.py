@@ -17,7 +17,7 @@ from weft.errors import CorruptFileError
 from weft.graph import State
 from weft.specs import Mesh
 from weft.training.checkpoint import (
-    RESIDUAL,
+    CODEC,
     Cut,
     Entry,
     Ranks,
@@ -64,7 +64,7 @@ class Split(WholeModel):  # type: ignore[misc]
         return self._mesh.pipeline == 1 or name in layers or name.split(".")[0] in layers
 
     def cut_of(self, name: str) -> Cut | None:  # type: ignore[override]
-        subject = subject_of(name)
+        subject = subject_of(name).replace("gradient/", "parameter/")
         shape, mesh = SHAPES.get(subject, ()), self._mesh
         cut = self._heads(shape)
         size = torch.Size(cut.held_shape if cut else shape).numel()
@@ -103,7 +103,9 @@ class OnMesh(SoloReplicas):  # type: ignore[misc]
         """An equal share of a sum."""
         share = {name: torch.arange(6.0) / self._mesh.num_replicas for name in ("0.bias", "1.weight")}
         own, cut_of = self.own_of("parameter", share), self._placement.cut_of
-        return {f"{RESIDUAL}{name}": Entry(tensor, "sum", cut_of(f"parameter/{name}")) for name, tensor in own.items()}
+        return {
+            f"{CODEC}residual/{name}": Entry(tensor, "sum", cut_of(f"gradient/{name}")) for name, tensor in own.items()
+        }
 
     def own_of(self, kind: str, tensors: Mapping[str, Tensor], slot: str = "") -> dict[str, Tensor]:
         entries = {name: f"{kind}/{name}{slot}" for name in tensors}

@@ -12,6 +12,8 @@ from weft.distributed.group.clock import VirtualTimes
 from weft.distributed.place import AbstractPlace
 from weft.distributed.placement import DataParallel, MeshGroups
 from weft.distributed.placement.choice import inside_of, open_groups, place
+from weft.distributed.placement.factored_model import FactoredModel
+from weft.distributed.placement.factors.layers import FactoredLayers
 from weft.distributed.placement.pipeline import make_stream
 from weft.distributed.placement.pipeline.pipedream_replicas import PipeDreamReplicas
 from weft.distributed.placement.rules import Rules
@@ -46,13 +48,16 @@ def replicas_in(
     Args:
         times: of computation, where time is virtual.
     """
-    codec = make_codec(plan.compress)
+    codec = make_codec(plan.compress, rank=groups.mesh.replica)
     open_groups(groups)
     stream = make_stream(plan, groups.mesh)
     of_stages = {"stream": stream, "times": times, "log": stage_log(plan, groups.mesh, spec)}
     placement, make_reducer = place(
         groups, plan, codec, whole_gradients=spec.whole_gradients, rules=Rules(spec.rules), of_stages=of_stages
     )
+    factors = FactoredLayers() if plan.sends_factors else None
+    if factors is not None and not spec.whole_gradients:  # a script finds the layers of its models itself
+        placement = FactoredModel(factors)
     synchronous = DataParallel(
         groups.replicas,
         world=groups.world if stream is None else groups.replicas,
@@ -63,6 +68,7 @@ def replicas_in(
         group_over=groups.over,
         make_reducer=make_reducer,
     )
+    synchronous.factors = factors
     synchronous.shares = measured_shares(plan, groups.mesh, groups.world.clock, spec)
     if stream is not None:
         return PipeDreamReplicas(synchronous, groups.world, stream)
@@ -70,7 +76,7 @@ def replicas_in(
         synchronous,
         groups.replicas,
         plan.consistency,
-        make_codec(plan.compress),
+        make_codec(plan.compress, rank=groups.mesh.replica),
         world=groups.world,
         inside=inside_of(groups, plan, placement),
     )

@@ -102,7 +102,7 @@ def _open_groups(plan: Plan, place: AbstractPlace, opened: ExitStack) -> MeshGro
 def _placement_of(groups: MeshGroups, plan: Plan, place: AbstractPlace, spec: RunSpec) -> AbstractPlacement:
     """A collective call."""
     open_groups(groups)
-    codec, rules = make_codec(plan.compress), Rules(spec.rules)
+    codec, rules = make_codec(plan.compress, rank=groups.mesh.replica), Rules(spec.rules)
     of_stages = {"times": place.times, "log": stage_log(plan, groups.mesh, spec)}
     placement, _ = choose_placement(groups, plan, codec, whole_gradients=True, rules=rules, of_stages=of_stages)
     return placement

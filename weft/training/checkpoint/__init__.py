@@ -11,13 +11,13 @@ Any mesh loads what any mesh saved: a rank says which part of an entry it holds,
 """
 
 from weft.training.checkpoint.cut import Cut, HeldPart, compose, fused_cut, whole_cut
-from weft.training.checkpoint.entry import RESIDUAL, Entry, Kind, Ranks, Snapshot
+from weft.training.checkpoint.entry import CODEC, Entry, Kind, Ranks, Snapshot
 from weft.training.checkpoint.part import Part, flat, whole
 from weft.training.checkpoint.reading import latest_checkpoint, read_checkpoint
 from weft.training.checkpoint.writing import write_checkpoint
 
 __all__ = [
-    "RESIDUAL",
+    "CODEC",
     "Cut",
     "Entry",
     "HeldPart",

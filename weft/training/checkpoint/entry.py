@@ -11,10 +11,10 @@ from torch import Tensor
 from weft.specs import Mesh
 from weft.training.checkpoint.cut import Cut, HeldPart, whole_cut
 
-__all__ = ["ALONE", "RESIDUAL", "Entry", "Kind", "Ranks", "Snapshot", "mean_of", "move", "subject_of"]
+__all__ = ["ALONE", "CODEC", "Entry", "Kind", "Ranks", "Snapshot", "mean_of", "move", "subject_of"]
 
-RESIDUAL = "residual/"
-"""Before the name of a parameter: what a codec has not sent of its gradient."""
+CODEC = "codec/"
+"""Before what a codec keeps: `codec/residual/w` is what it has not sent of the gradient of w."""
 
 Kind = Literal["global", "sum", "mean", "own"]
 """How a tensor lies across ranks:
@@ -132,12 +132,13 @@ def move(kind: Kind, num_saved: int, rank: int, size: int, read: Callable[[int],
 def subject_of(name: str) -> str:
     """The entry of the parameter, or buffer, that an entry is about; itself if that is none.
 
-    >>> subject_of("slot/layer.weight/velocity"), subject_of("residual/layer.weight"), subject_of("random")
+    >>> subject_of("slot/layer.weight/velocity"), subject_of("codec/residual/layer.weight"), subject_of("random")
     ('parameter/layer.weight', 'parameter/layer.weight', 'random')
     """
     if name.startswith("slot/"):
         return f"parameter/{name.removeprefix('slot/').rpartition('/')[0]}"
-    return f"parameter/{name.removeprefix(RESIDUAL)}" if name.startswith(RESIDUAL) else name
+    _, _, parameter = name.removeprefix(CODEC).partition("/")
+    return f"parameter/{parameter}" if name.startswith(CODEC) and parameter else name
 
 
 def mean_of(tensors: Sequence[Tensor]) -> Tensor:

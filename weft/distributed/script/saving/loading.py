@@ -17,7 +17,7 @@ from weft.distributed.script.weaving.dtensors import as_dtensor
 from weft.distributed.script.weaving.weaving import Weaving
 from weft.distributed.script.world.world import World
 from weft.errors import UsageError
-from weft.training.checkpoint import Ranks, Snapshot
+from weft.training.checkpoint import CODEC, Ranks, Snapshot
 
 __all__ = ["restore"]
 
@@ -104,11 +104,11 @@ def _go_on(
         weaving.num_steps = saved[number]["num_steps"]
     if not is_woven:
         return
-    if is_at_servers(weaving):
-        weaving.restore(slots)
-        return
     begin = memory_name(number)
     memory = {name.removeprefix(begin): entry for name, entry in found.entries.items() if name.startswith(begin)}
+    if is_at_servers(weaving):
+        weaving.restore(slots, {name: entry for name, entry in memory.items() if name.startswith(CODEC)})
+        return
     assert weaving.replicas is not None, "there are several ranks"
     weaving.replicas.remember(weaving.num_steps, memory)
     weaving.forget_loading()  # what was loaded is each rank's own

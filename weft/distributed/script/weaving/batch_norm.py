@@ -10,13 +10,14 @@ w_r later: so here dy is weighed by w_r before it is added to that of the others
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.distributed.group.group import AbstractGroup
+from weft.distributed.placement.factors.own_forward import OwnForward
 from weft.distributed.script.weaving.weaving import Weaving
 from weft.errors import UsageError
 
@@ -49,22 +50,8 @@ def use_global_batch_norm(weaving: Weaving) -> None:
 
 
 def _replace_forward(weaving: Weaving, module: _BatchNorm, forward: Callable[[Any, Tensor], Tensor]) -> None:
-    vars(module)["forward"] = _Forward(module, forward)
+    vars(module)["forward"] = OwnForward(module, forward)
     weaving.attached.append((vars(module), "forward"))
-
-
-@final
-class _Forward:
-    """Stands in for the forward of one module; copies of the module have that of its class again."""
-
-    def __init__(self, module: _BatchNorm, forward: Callable[[Any, Tensor], Tensor]) -> None:
-        self._module, self._forward = module, forward
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._forward(self._module, x)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self._module, "forward")  # which is asked of the copy before it has anything of its own
 
 
 def _normalize_share(module: Any, x: Tensor) -> Tensor:

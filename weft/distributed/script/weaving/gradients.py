@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from weft.distributed.placement.exchange import GradientExchange
+from weft.distributed.placement.factors.layers import FactoredLayers
 from weft.distributed.placement.shares import MeasuredShares
 from weft.distributed.script.data.batch_share import BatchShare
 from weft.distributed.script.weaving.dtensors import as_dtensor, lay_out_gradient, local_of
@@ -140,6 +141,7 @@ class GradientHooks:
         parameters: that are trained, by the names of the exchange.
         index: of the model in its weaving.
         waiting: entered while this rank waits for the others.
+        factors: the model's layers whose gradients of weights come as rows.
     """
 
     def __init__(
@@ -149,8 +151,10 @@ class GradientHooks:
         backward: Backward,
         index: int = 0,
         waiting: AbstractContextManager[None] | None = None,
+        factors: FactoredLayers | None = None,
     ) -> None:
         self.index = index
+        self._rows = factors.weights if factors is not None else {}
         self._waiting = waiting or nullcontext()
         self._parameters = parameters
         self._exchange = exchange
@@ -174,14 +178,16 @@ class GradientHooks:
                 self._exchange.begin(weight)
                 self._is_empty = weight == 0.0
                 self._backward.begin(self)
+            # Beside rows a weight may have a sum of earlier backward calls, which all ranks have.
+            is_kept = name in self._rows and self._rows[name].is_grad_kept() and not self.is_owed
             lay_out_gradient(parameter)
             # Views on the way back give two parameters one piece of memory, which would be averaged twice in place.
             if parameter.grad is not None and shares_memory(local_of(parameter.grad)):
                 parameter.grad = parameter.grad.clone()
-            if self._is_empty and parameter.grad is not None:  # 0 times infinite would be no 0 on the other ranks
-                parameter.grad.zero_()
+            if self._is_empty and parameter.grad is not None and not is_kept:
+                parameter.grad.zero_()  # 0 times infinite would be no 0 on the other ranks
             self._untouched.discard(name)
-            self._exchange.add(name, _local_gradient(parameter))
+            self._exchange.add(name, _local_gradient(parameter), is_kept=is_kept)
 
         return add
 
@@ -192,10 +198,10 @@ class GradientHooks:
     @torch.no_grad()
     def end(self) -> None:
         """Wait for the exchange."""
-        self._is_running = self.is_owed = False
+        is_owed, self._is_running, self.is_owed = self.is_owed, False, False
         for name in self._parameters:
             if name in self._untouched:  # what an earlier backward left there counts, should another rank add to it
-                self._exchange.add(name, _local_gradient(self._parameters[name]))
+                self._exchange.add(name, _local_gradient(self._parameters[name]), is_kept=not is_owed)
         with self._waiting:
             _, sums = self._exchange.wait()
         own: list[Tensor] = []
@@ -210,7 +216,8 @@ class GradientHooks:
                 continue
             gradient = _local_gradient(parameter)
             if gradient is None:
-                parameter.grad = as_dtensor(total.clone(), parameter)
+                own_memory = total if name in self._exchange.made else total.clone()
+                parameter.grad = as_dtensor(own_memory, parameter)
             elif total is not gradient:
                 own.append(gradient)
                 packed.append(total)

@@ -5,7 +5,7 @@ much one backward counts. What earlier ones have left in `grad` is not touched.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.distributed.script.data.batch_share import BatchShare
 from weft.torch_private import number_of_backward
 
-__all__ = ["IncomingGradients", "Loss", "RoundWeight", "StepWeight", "factor_of_loss"]
+__all__ = ["IncomingGradients", "Loss", "RoundWeight", "StepWeight", "factor_of_loss", "is_incoming"]
 
 Loss = Literal["mean", "sum"]
 """Over the items of a batch, as a script computes it."""
@@ -51,14 +51,19 @@ class IncomingGradients:
         for parameter in parameters:
             parameter.register_hook(self._scale)
 
-    def _scale(self, gradient: Tensor) -> Tensor | None:
+    def _scale(self, gradient: Tensor | None) -> Tensor | None:
         number = number_of_backward()
         if number != self._backward:
             self._backward, self._factor = number, self._find_factor()
-        if self._factor == 1.0:
+        if gradient is None or self._factor == 1.0:  # None where a layer keeps rows, which have been scaled
             return None
         # Of a sample that does not count nothing may come through, be it infinite.
         return gradient * self._factor if self._factor else torch.zeros_like(gradient)
+
+
+def is_incoming(hook: Any) -> bool:
+    """Whether a hook of a parameter is one of IncomingGradients."""
+    return isinstance(getattr(hook, "__self__", None), IncomingGradients)
 
 
 @final

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.distributed.codecs import make_codec
 from weft.distributed.placement import DataParallel, ShardedModel
 from weft.distributed.placement.exchange import GradientExchange
+from weft.distributed.placement.factors.layers import FactoredLayers
 from weft.distributed.script.weaving.gradients import Backward, GradientHooks
-from weft.distributed.script.weaving.incoming import IncomingGradients
+from weft.distributed.script.weaving.incoming import IncomingGradients, is_incoming
 from weft.distributed.script.weaving.losses import close_over_all
+from weft.distributed.script.weaving.momentum import MomentumTaker
 from weft.distributed.script.weaving.names import prefix_of
 from weft.distributed.script.weaving.pieces import PieceGradients
 from weft.distributed.script.weaving.placing import place_models, weigh_models
@@ -39,6 +40,10 @@ def exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
         replicas.placement.take_over(optimizer, weaving.parameters)  # first, for it may refuse
         if weaving.plan.shard > 1 and not weaving.plan.splits_parameters:
             _note_steps(optimizer, world.waiting("optimizer.step", group))
+        if replicas.codec.takes_momentum:
+            MomentumTaker(replicas.codec, optimizer)
+    if num_models == 1:
+        _find_factors(weaving, replicas.factors, 0)
     replicas.join(weaving.state)
     trained, weighting = weaving.trained, replicas.placement.weighting
     if weighting is None and weaving.reduced:  # FSDP takes the plain mean
@@ -53,23 +58,41 @@ def exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
     for index in range(num_models):
         prefix = prefix_of(index, num_models)
         own = {name: p for name, p in trained.items() if name.startswith(prefix) and id(p) not in weaving.reduced}
-        exchange, alone = replicas.exchange, group
+        exchange, alone, factors = replicas.exchange, group, replicas.factors
         if num_models > 1:
             alone = group.split(0, group.rank)
             weaving.keep_open(closing(alone))
-            exchange = GradientExchange(alone, own, make_codec(weaving.plan.compress))
+            factors = FactoredLayers() if factors is not None else None
+            _find_factors(weaving, factors, index)
+            exchange = GradientExchange(alone, own, replicas.codec, factors=factors)
         if isinstance(replicas.placement, ShardedModel):
             PieceGradients(
                 weaving, replicas.placement.blocks, exchange, weaving.backward, world.waiting("forward", group)
             )
             continue
         kind = "backward" if number + index == num_models == 1 else f"backward of model {number + index}"
-        GradientHooks(own, exchange, weaving.backward, index, world.waiting(kind, alone))
+        GradientHooks(own, exchange, weaving.backward, index, world.waiting(kind, alone), factors)
+        if factors is not None:
+            _follow_backward(factors, weaving.backward)
     for optimizer, updated in zip(weaving.optimizers, weaving.updated, strict=True):
         hook = optimizer.register_step_pre_hook(partial(_before_step, weaving, updated, trained))
         before: Any = optimizer._optimizer_step_pre_hooks
         before.move_to_end(hook.id, last=False)  # before pieces stand for parameters
         optimizer.register_step_post_hook(partial(_after_step, weaving, updated))
+
+
+def _find_factors(weaving: Weaving, factors: FactoredLayers | None, index: int) -> None:
+    """Let the layers of one model keep factors in place of gradients of weights."""
+    if factors is not None:
+        names = {id(parameter): name for name, parameter in weaving.trained.items()}
+        layers = factors.find([weaving.models[index]], names)
+        weaving.attached += [(vars(layer), "forward") for layer in layers]
+
+
+def _follow_backward(factors: FactoredLayers, backward: Backward) -> None:
+    factors.scale = backward.factor
+    factors.is_held = lambda: backward.is_held
+    factors.is_own_hook = is_incoming
 
 
 def _scale_parts(weaving: Weaving, replicas: DataParallel) -> None:

@@ -63,6 +63,10 @@ def find_torch_parallel(
         raise PlanError(
             f"model is parallelised by PyTorch already, and the plan would split it (plan: {plan}); use data"
         )
+    if plan.sends_factors:
+        raise PlanError(
+            f"model is parallelised by PyTorch, and has no factors to send (plan: {plan}); use compress=none"
+        )
     reduced = frozenset(id(p) for model in models for module in model.modules() for p in _sharded_by_fsdp(module))
     num_data = _num_data_of_fsdp(models)
     if given is not None:
@@ -89,7 +93,7 @@ def use_torch_parallel(found: TorchParallel, plan: Plan, place: AbstractPlace) -
         groups = MeshGroups(world, found.mesh)
         opened.callback(groups.close)
         # Not with the world: stages of a pipeline are in their backward at different times.
-        yield DataParallel(groups.replicas, mesh=found.mesh, codec=make_codec(plan.compress))
+        yield DataParallel(groups.replicas, mesh=found.mesh, codec=make_codec(plan.compress, rank=groups.mesh.replica))
 
 
 def _mesh_beside(given: Any, rank: int, size: int) -> Mesh:

@@ -245,9 +245,13 @@ class Weaving(AbstractEpochs):
     def _own_slots(self) -> Slots:
         return self.updates.read().slots if self.updates is not None else {}
 
-    def restore(self, slots: Slots | None = None) -> None:
+    def restore(self, slots: Slots | None = None, unsent: Mapping[str, Entry] | None = None) -> None:
         """Go on with rank 0's parameters and buffers, and with this state of optimizers at servers; elsewhere theirs is
-        as the script has it. A collective call."""
+        as the script has it. A collective call.
+
+        Args:
+            unsent: entries of what this rank's codec kept back from servers.
+        """
         self._home = None
         self._rounds_missed = 0
         self._loaded.clear()
@@ -260,7 +264,8 @@ class Weaving(AbstractEpochs):
         entries = {f"slot/{name}/{slot}": Entry(t) for name, own in (slots or {}).items() for slot, t in own.items()}
         is_served = isinstance(self.replicas, ServedReplicas)
         count = torch.tensor(float(self.num_steps), dtype=torch.float64)
-        self.replicas.remember(0 if is_served else self.num_steps, {**entries, "optimizer/step": Entry(count)})
+        known = {**entries, **(unsent or {}), "optimizer/step": Entry(count)}
+        self.replicas.remember(0 if is_served else self.num_steps, known)
         self._note_writes()
 
     def show_state(self, optimizer: torch.optim.Optimizer) -> None:
