@@ -48,6 +48,24 @@ def test_momentum_after_the_sum_counts_what_waited_as_if_it_were_new() -> None:
     assert dense_path(11) > 4 * 11.0
 
 
+def test_sums_of_clipped_gradients_that_have_nothing_in_common_have_the_norm_that_is_asked_for() -> None:
+    """Of four ranks with a weight of 1/4 each; a limit on gradients that are not weighted would make it a quarter."""
+    gradients = torch.zeros(4, 100)
+    gradients[range(4), range(4)] = 40.0  # of one rank each
+    codecs = [DgcCodec(0.05, warmup=0, clip=2.0) for _ in gradients]
+    bucket = bucket_of({"w": gradients[0]})
+    sent = [codec.encode(bucket, gradient, scale=0.25) for codec, gradient in zip(codecs, gradients, strict=True)]
+    total = sum(codec.decode(bucket, message) for codec, message in zip(codecs, sent, strict=True))
+    assert float(torch.as_tensor(total).norm()) == pytest.approx(2.0)
+
+
+def test_gradients_below_the_limit_are_not_clipped() -> None:
+    codec, small = DgcCodec(0.05, warmup=0, clip=2.0), torch.zeros(100)
+    small[0] = 3.9  # a quarter of which is less than 2 / sqrt(4)
+    bucket = bucket_of({"w": small})
+    assert float(codec.decode(bucket, codec.encode(bucket, small, scale=0.25)).view(-1)[0]) == pytest.approx(0.975)
+
+
 def test_masking_lets_no_velocity_go_on() -> None:
     """A gradient of one step: with masking it is sent once, without it comes again and again."""
     once, codec = torch.zeros(100), corrected()

@@ -5,13 +5,14 @@
     sent = top-k of v;  u and v become 0 where it was sent (momentum factor masking)
     w <- w - lr sum_r sent_r                                        the optimizer has no momentum of its own
 
-Gradients are clipped by the norm of their bucket, to c / sqrt(ranks) where `clip` is c. In the first `warmup` messages
-the ratio falls from a quarter to its own, by the same factor in each.
+Gradients, weighted by their share of the mean, are clipped by the norm of their bucket, to c / sqrt(ranks) where `clip`
+is c. In the first `warmup` messages the ratio falls from a quarter to its own, by the same factor in each.
 
 With momentum after the sum instead (topk), a number that waited for t steps loses the m^t that it should have had, and
 the momentum of the past goes on pushing in its old direction.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import final
@@ -51,7 +52,7 @@ class DgcCodec(AbstractSparseCodec):
     Args:
         ratio: of the elements of a bucket that are sent, after the warm-up.
         warmup: messages, which are steps, until then.
-        clip: the largest norm of a bucket's gradient, for one rank; 0 for none.
+        clip: the largest norm that the sum of a bucket should have; each rank clips its part. 0 for none.
         total: how ranks add up what they send.
         rank: whose draws these are, where sums are quantised.
     """
@@ -114,13 +115,12 @@ class DgcCodec(AbstractSparseCodec):
         return cost if self._momentum else replace(cost, memory_bytes=cost.memory_bytes / 2)
 
     def _clipping(self, message: Tensor, scale: float) -> float:
-        """The factor that brings a gradient, which counts with a share of 1 / ranks, below the local limit."""
+        """The factor that brings a weighted gradient, which counts with a share of 1 / ranks, below the local limit."""
         if not self._clip:
             return 1.0
-        # A rank's own gradient is message; N ranks with a norm of c / sqrt(N) each have a sum with one of c.
-        limit = self._clip * scale**0.5
-        norm = float(torch.linalg.vector_norm(message, dtype=torch.float64))
-        return min(1.0, limit / norm) if norm else 1.0
+        # N ranks whose weighted gradients have a norm of c / sqrt(N), and nothing in common, have a sum with one of c.
+        norm = scale * float(torch.linalg.vector_norm(message, dtype=torch.float64))
+        return min(1.0, self._clip * math.sqrt(scale) / norm) if norm else 1.0
 
 
 def make_dgc(choice: Choice, rank: int) -> DgcCodec:

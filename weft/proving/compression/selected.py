@@ -82,7 +82,7 @@ class DgcSender(AbstractSelection):
     """Velocities wait in place of gradients: u = m u + g, v = v + u; both are 0 where v was sent.
 
     Nesterov: u = m (u + g), v = v + u + g. The ratio falls from a quarter to its own by one factor in every step of the
-    warm-up; gradients are clipped to a norm of c / sqrt(N).
+    warm-up; weighted gradients are clipped to a norm of c / sqrt(N).
     """
 
     def choose(self, message: Message, waiting: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class DgcSender(AbstractSelection):
         return self.split(waiting, mask)
 
     def _clipping(self, values: Tensor, weight: float) -> float:
-        norm, clip = math.sqrt(float(values.double().square().sum())), float(self.choice["clip"])
+        norm, clip = weight * math.sqrt(float(values.double().square().sum())), float(self.choice["clip"])
         return min(1.0, clip * math.sqrt(weight) / norm) if clip and norm else 1.0
 
 
