@@ -109,16 +109,16 @@ def _row(split: str, name: str, runs: Runs) -> Row:
     return {
         "plan": split,
         "activations": name,
-        "test_loss": losses,
-        "test_accuracy": accuracies,
         "mean_loss": fmean(losses),
-        "loss_interval": interval_of(losses),
+        "interval_of_loss": interval_of(losses),
         "mean_accuracy": fmean(accuracies),
-        "accuracy_interval": interval_of(accuracies),
-        "difference": fmean(differences),
-        "difference_interval": (low, high),
+        "interval_of_accuracy": interval_of(accuracies),
+        "difference_of_loss": fmean(differences),
+        "interval_of_difference": (low, high),
         "activation_bytes": runs[split, name, seeds[0]]["activation_bytes"],
         "passes": high < MARGIN,
+        "raw_loss": losses,
+        "raw_accuracy": accuracies,
     }
 
 

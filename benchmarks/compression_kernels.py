@@ -29,7 +29,7 @@ __all__ = ["BARS", "Case", "cases_of", "main", "rows_of"]
 RESULTS = Path(__file__).parent / "results" / "compression_kernels.json"
 BLOCK = 512
 SHARE = 0.01
-BARS = {"select": ("times", 3.0), "quantise 4 bits": ("gbytes", 1.0), "dequantise 4 bits": ("gbytes", 1.0)}
+BARS = {"select": ("times", 3.0), "quantise 4 bits": ("GB/s", 1.0), "dequantise 4 bits": ("GB/s", 1.0)}
 """At most so many times the reference, or at least so many GB/s; for the bound of the interval that is worse."""
 
 
@@ -114,10 +114,10 @@ def rows_of(cases: Mapping[str, Case], timings: InterleavedTimings) -> list[dict
             "benchmark": "compression_kernels",
             "case": name,
             "ms": round(1e3 * summary.median, 3),
-            "gbytes": round(case.num_bytes / 1e9 / summary.median, 2),
-            "interval_of_gbytes": [round(speed, 2) for speed in speeds],
+            "GB/s": round(case.num_bytes / 1e9 / summary.median, 2),
+            "interval_of_speed": [round(speed, 2) for speed in speeds],
             "reference": case.reference,
-            "times": round(ratio.ratio, 3),
+            "times_the_reference": round(ratio.ratio, 3),
             "interval_of_times": [round(ratio.interval.low, 3), round(ratio.interval.high, 3)],
         }
         if name in BARS:
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         low, high = row["interval_of_times"]
         verdict = {True: "  meets its bar", False: "  MISSES ITS BAR", None: ""}[row.get("meets_bar")]
         print(
-            f"{row['case']:30} {row['ms']:9.3f} ms {row['gbytes']:7.2f} GB/s, {row['times']:.2f} times "
+            f"{row['case']:30} {row['ms']:9.3f} ms {row['GB/s']:7.2f} GB/s, {row['times_the_reference']:.2f} times "
             f"{row['reference']} ({low:.2f} to {high:.2f}){verdict}",
             flush=True,
         )

@@ -73,12 +73,13 @@ def measure(name: str, lr: float, num_seeds: int, epochs: int) -> dict[str, Any]
     """Loss and accuracy of one case over the seeds."""
     recipe = recipe_for(name, lr)
     found = [train(name, recipe, seed, epochs) for seed in range(num_seeds)]
-    row: dict[str, Any] = {"name": name, "lr": lr, "compress": str(recipe.mutable.plan.compress)}
+    row: dict[str, Any] = {"case": name, "learning_rate": lr, "compress": str(recipe.mutable.plan.compress)}
     for metric in ("loss", "accuracy"):
         values = [values[metric] for values in found]
         summary = summarise(values, CONFIDENCE)
-        row[metric] = {"median": summary.median, "low": summary.interval.low, "high": summary.interval.high}
-        row[metric]["values"] = values
+        row[f"{metric} (interval of {CONFIDENCE:.0%} or more)"] = summary.median
+        row[f"interval_of_{metric}"] = [summary.interval.low, summary.interval.high]
+        row[f"raw_{metric}"] = values
         print(f"lr {lr:<6}{name:16}{metric:10}{summary.median:8.4f}  {summary.interval}", flush=True)
     return row
 
