@@ -54,10 +54,8 @@ def test_every_command_is_one_that_weft_understands() -> None:
 
 def row(training: Training, accuracy: float) -> gate.Row:
     spread = [accuracy + 0.001 * seed for seed in range(5)]
-    return {**dict(zip(("recipe", "scheme"), training.key, strict=True)), "command": training.command} | {
-        "raw_test_accuracy": spread,
-        "raw_bytes_per_step": [1e3] * 5,
-    }
+    about = {"recipe": training.recipe, "scheme": training.scheme, "command": training.command}
+    return {**about, "raw_test_accuracy": spread, "raw_bytes_per_step": [1e3] * 5}
 
 
 def test_results_of_other_commands_do_not_count(tmp_path: Path) -> None:
@@ -73,6 +71,14 @@ def test_a_scheme_is_held_to_dense_gradients_of_its_recipe(accuracy: float, pass
     dense, scheme = Training("digits_cnn", DENSE), Training("digits_cnn", "qsgd(4)")
     results = {dense.key: row(dense, 0.9), scheme.key: row(scheme, accuracy)}
     assert gate.verdict_of(results, scheme.key).passed == passes
+
+
+def test_a_scheme_that_trains_longer_is_held_to_dense_gradients_that_do() -> None:
+    short, dense = Training("digits_cnn", DENSE), Training("digits_cnn", DENSE, is_patient=True)
+    scheme = Training("digits_cnn", "onebit", is_patient=True)
+    assert {short, dense, scheme} <= set(TRAININGS) and scheme.settings == dense.settings != short.settings
+    results = {short.key: row(short, 0.9), dense.key: row(dense, 0.95), scheme.key: row(scheme, 0.93)}
+    assert not gate.verdict_of(results, scheme.key).passed
 
 
 @pytest.mark.slow
