@@ -89,12 +89,16 @@ SCHEMES: Mapping[str, tuple[str, ...]] = {
 }
 PATIENT: Mapping[str, tuple[str, ...]] = {
     "digits_cnn": ("optimizer.lr=0.02", "epochs=60", "evaluate_every=60"),
+    "fashion_cnn": ("epochs=12", "evaluate_every=12"),
+    "pydoc_lstm": ("epochs=20",),
 }
 """Instead, for those of `KEEPING`. What waits comes late: it bears a smaller learning rate, and needs more steps."""
 KEEPING: Mapping[str, frozenset[str]] = {
     "digits_cnn": frozenset(
         {"onebit", "sign", "topk(0.01,select=sampled)", "randomk(0.25)", "dgc(0.01)", "dgc(0.001)"}
     ),
+    "fashion_cnn": frozenset({"dgc(0.01)"}),
+    "pydoc_lstm": frozenset({"topk(0.01)", "dgc(0.01,clip=1)"}),
 }
 OWN_SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = {("pydoc_lstm", "dgc(0.01,clip=1)"): ("clip_norm=none",)}
 """Of a scheme alone: DGC clips by itself."""

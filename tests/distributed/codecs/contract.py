@@ -157,6 +157,62 @@ def check_finite_stays_finite(make: MakeCodec) -> None:
             assert decoded.isfinite().all()
 
 
+def check_what_is_not_finite_shows_in_one_step(make: MakeCodec) -> None:
+    """Of many numbers, more than a message has room for."""
+    codec, bucket = make(), make_bucket()
+    message = make_message(bucket)
+    message[::2] = math.inf
+    assert not _alone(codec, bucket, message).isfinite().all()
+    for step in range(30):
+        assert _alone(codec, bucket, make_message(bucket, step)).isfinite().all()
+
+
+def check_what_waits_is_known(make: MakeCodec) -> None:
+    codec, bucket = make(), make_bucket()
+    assert not any(codec.is_waiting(name) for name in bucket.names)
+    _alone(codec, bucket, make_message(bucket))
+    waiting = {name for name, kept in codec.memory().items() if kept.kind == "sum" and kept.tensor.any()}
+    assert {name for name in bucket.names if codec.is_waiting(name)} == {name.partition("/")[2] for name in waiting}
+
+
+def check_nothing_is_an_empty_message(make: MakeCodec) -> None:
+    """The part of a rank that owns nothing of a bucket, and a tensor without elements beside one that has some."""
+    for tensors in ({}, {"w": torch.zeros(0)}, {"w": torch.zeros(0), "b": torch.zeros(3)}):
+        bucket = bucket_of(tensors) if tensors else Bucket((), (), torch.float32)
+        for _ in range(2):
+            message = make_message(bucket)
+            assert _alone(make(), bucket, message).shape == message.shape
+        if _decodes(make()) and not bucket.num_elements:
+            codec = make()
+            assert codec.decode(bucket, codec.encode(bucket, message)).numel() == 0
+
+
+def check_the_default_type_of_a_script_changes_nothing(make: MakeCodec) -> None:
+    bucket, found = make_bucket(), list[Tensor]()
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            codec = make()
+            found.append(torch.cat([_alone(codec, bucket, make_message(bucket, step)) for step in range(3)]))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def check_buckets_that_are_sent_unequally_often_go_on(make: MakeCodec) -> None:
+    """As of two models, of which one has more steps."""
+    seldom, often = make_bucket(), bucket_of({"v": torch.zeros(23)})
+    codec, other = make(), make()
+    for step in range(6):
+        _alone(codec, often, make_message(often, step))
+        if step % 3 == 0:
+            _alone(codec, seldom, make_message(seldom, step))
+    other.remember({name: kept.tensor.clone() for name, kept in codec.memory().items()})
+    for bucket in (seldom, often):
+        message = make_message(bucket, 7)
+        assert torch.equal(_alone(codec, bucket, message), _alone(other, bucket, message))
+
+
 def check_what_is_no_message_is_refused(make: MakeCodec) -> None:
     codec, bucket = make(), make_bucket()
     sent = codec.encode(bucket, make_message(bucket))

@@ -1,5 +1,6 @@
 """The contract suite over every codec, and the broken ones that it must catch."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, final
@@ -19,9 +20,11 @@ from weft.distributed.codecs import (
     Reduction,
     make_codec,
 )
+from weft.distributed.codecs.qsgd import QsgdCodec
 from weft.distributed.codecs.signs import SignCodec
 from weft.distributed.group import AbstractGroup
 from weft.distributed.group.calls import ReduceOp
+from weft.errors import EncodingError
 from weft.planning.codec_cost import CodecCost
 from weft.specs import Choice
 from weft.specs.axes import AXES
@@ -90,6 +93,10 @@ class Planted(AbstractCodec):
         found: Tensor = self._call("decode", bucket, sent, out)
         return found
 
+    def is_waiting(self, name: str) -> bool:
+        found: bool = self._call("is_waiting", name)
+        return found
+
     def memory(self) -> Mapping[str, Kept]:
         found: Mapping[str, Kept] = self._call("memory")
         return found
@@ -128,6 +135,24 @@ def keep_exact_own(
     return total.add_(own - decoded)
 
 
+def keep_what_is_not_finite(codec: AbstractCodec, bucket: Bucket, message: Tensor, out: Tensor | None) -> Tensor:
+    sent = codec.encode(bucket, message, out)
+    residual = codec.memory()["residual/w"].tensor
+    residual[0, 0] = math.inf if residual.dim() > 1 and not message.isfinite().all() else residual[0, 0]
+    return sent
+
+
+def write_as_the_script_does(codec: AbstractCodec, bucket: Bucket, message: Tensor, out: Tensor | None) -> Tensor:
+    return codec.encode(bucket, message.to(torch.get_default_dtype()).to(message.dtype), out)
+
+
+def count_for_all(codec: AbstractCodec) -> Mapping[str, Kept]:
+    """One count for all buckets."""
+    memory = dict(codec.memory())
+    count = max(int(kept.tensor) for kept in memory.values())
+    return {name: Kept(torch.tensor(count), "global") for name in memory}
+
+
 def forget_scale(codec: AbstractCodec, bucket: Bucket, message: Tensor, out: Tensor | None) -> Tensor:
     return codec.encode(bucket, message, out)
 
@@ -151,6 +176,23 @@ BROKEN: dict[str, tuple[contract.MakeCodec, str]] = {
     "another cost": (lambda: Planted(HalfCodec("bf16"), cost=lambda c, b: CodecCost(1.0)), "cost_is_what_is_counted"),
     "forgets its memory": (lambda: Planted(SignCodec(), memory=lambda codec: {}), "cost_is_what_is_counted"),
     "believes anything": (lambda: Planted(HalfCodec("bf16"), decode=believe), "what_is_no_message_is_refused"),
+    "infinity waits": (
+        lambda: Planted(SignCodec(), encode=keep_what_is_not_finite),
+        "what_is_not_finite_shows_in_one_step",
+    ),
+    "does not know what waits": (lambda: Planted(SignCodec(), is_waiting=lambda c, name: False), "what_waits_is_known"),
+    "cannot send nothing": (
+        lambda: Planted(HalfCodec("bf16"), encode=lambda c, bucket, *rest: c.encode(bucket, *rest).view(-1)[:0]),
+        "nothing_is_an_empty_message",
+    ),
+    "type of the script": (
+        lambda: Planted(SignCodec(), encode=write_as_the_script_does),
+        "the_default_type_of_a_script_changes_nothing",
+    ),
+    "one count for all": (
+        lambda: Planted(QsgdCodec(4), memory=count_for_all),
+        "buckets_that_are_sent_unequally_often_go_on",
+    ),
     "another type": (
         lambda: Planted(ExactCodec(), decode=lambda codec, bucket, sent, out: sent.double()),
         "what_is_decoded_is_a_message",
@@ -160,5 +202,5 @@ BROKEN: dict[str, tuple[contract.MakeCodec, str]] = {
 
 @pytest.mark.parametrize(("make", "check"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_codec_is_caught(make: contract.MakeCodec, check: str) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, EncodingError)):
         contract.CHECKS[check](make)

@@ -36,7 +36,9 @@ def no_error_feedback(patch: Patch) -> None:
         encode = kind.encode
 
         def forgetful(codec: Any, *given: Any, _encode: Any = encode, **more: Any) -> Tensor:
-            codec._residuals.restore({})
+            waiting = codec._waiting.values() if hasattr(codec, "_waiting") else [codec._residuals]
+            for residuals in waiting:
+                residuals.restore({})
             sent: Tensor = _encode(codec, *given, **more)
             return sent
 

@@ -97,8 +97,9 @@ class AutoCodec(AbstractCodec):
         cost = codec_cost(self._choice, bucket.num_bytes, bucket.dtype.itemsize)
         dense = forecast_dense(bucket.num_bytes, group.size, link_of(group))
         coded = forecast_coded(cost, group.size, link_of(group), self._memory_beta)
-        is_on = coded < LEAST_GAIN * dense or any(name in self._kept for name in bucket.names)
-        self._chosen[bucket.pieces] = self._topk if is_on and bucket.dtype.is_floating_point else self._exact
+        is_on = coded < LEAST_GAIN * dense and bucket.dtype.is_floating_point
+        self._chosen[bucket.pieces] = self._topk if is_on else self._exact
+        self._go_on()
 
     def make_memory(self, bucket: Bucket, empty: Empty) -> Tensor | None:
         return self._of(bucket).make_memory(bucket, empty)
@@ -116,15 +117,26 @@ class AutoCodec(AbstractCodec):
     def decode(self, bucket: Bucket, sent: Tensor, out: Tensor | None = None) -> Tensor:
         return self._of(bucket).decode(bucket, sent, out)
 
+    def is_waiting(self, name: str) -> bool:
+        return self._topk.is_waiting(name)
+
     def memory(self) -> Mapping[str, Kept]:
         return self._topk.memory()
 
     def remember(self, memory: Mapping[str, Tensor]) -> None:
         self._topk.remember(memory)
-        self._kept = frozenset(name.partition("/")[2] for name, tensor in memory.items() if tensor.any())
+        self._kept = frozenset(name.partition("/")[2] for name in memory)
+        self._go_on()
 
     def cost(self, bucket: Bucket) -> CodecCost:
         return self._of(bucket).cost(bucket)
+
+    def _go_on(self) -> None:
+        """Send buckets of which a checkpoint holds something that waits the way they were sent. All ranks have the same
+        names in it, whatever waits on each."""
+        for pieces in self._chosen:
+            if any(piece.name in self._kept for piece in pieces):
+                self._chosen[pieces] = self._topk
 
     def _of(self, bucket: Bucket) -> AbstractCodec:
         return self._chosen.get(bucket.pieces, self._topk)
@@ -132,7 +144,7 @@ class AutoCodec(AbstractCodec):
 
 def _probe_memory(group: AbstractGroup) -> float:
     """Seconds for a byte of a tensor that is read or written, of the slowest rank. A collective call."""
-    tensor = torch.zeros(PROBED_ELEMENTS)
+    tensor = torch.zeros(PROBED_ELEMENTS, dtype=torch.float32)
     seconds = []
     for _ in range(NUM_REPEATS):
         began = time.perf_counter()

@@ -65,6 +65,8 @@ class AbstractByteCodec(AbstractCodec):
             assert scale == 1.0, "whole numbers have no weights"
             return flat.view(torch.uint8).clone() if out is None else out.copy_(flat.view(torch.uint8))
         sent = flat.new_zeros(self.num_sent(bucket) or 0, dtype=torch.uint8) if out is None else out
+        if not bucket.num_elements:
+            return sent[:0]
         return self.write(bucket, flat.to(working_type(bucket.dtype)), scale, sent)
 
     @final
@@ -75,7 +77,8 @@ class AbstractByteCodec(AbstractCodec):
             numbers = sent.view(bucket.dtype)
             return numbers.clone() if out is None else out.copy_(numbers.view(out.shape))
         place = self.place_for(bucket, sent, out)
-        self.read(bucket, sent, place, add=False)
+        if bucket.num_elements:
+            self.read(bucket, sent, place, add=False)
         return finished(bucket, place, out)
 
     @final
@@ -85,6 +88,8 @@ class AbstractByteCodec(AbstractCodec):
             raise malformed(bucket, sent)
 
     def _length(self, bucket: Bucket) -> int | None:
+        if not bucket.num_elements:  # the part of a rank that owns nothing of a bucket
+            return 0
         return self.num_sent(bucket) if bucket.dtype.is_floating_point else bucket.num_bytes
 
     def place_for(self, bucket: Bucket, sent: Tensor, out: Tensor | None) -> Tensor:

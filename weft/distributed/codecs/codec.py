@@ -57,6 +57,7 @@ class AbstractCodec(ABC):
     - The message is left as it is by `encode`, and what was sent by `decode`. Both stay on the device of their tensors.
     - Every rank that decodes the same bits has the same bits, and so has every rank after a reduction.
     - `encode` of what was decoded, by a codec that rounds, gives what was sent: rounding twice is rounding once.
+    - A number that is not finite shows in the total of its step, and in that of no later one.
     """
 
     @property
@@ -148,6 +149,10 @@ class AbstractCodec(ABC):
             EncodingError: it is not what `encode` makes of such a bucket.
         """
 
+    def is_waiting(self, name: str) -> bool:
+        """Whether a part of this tensor was not sent, and waits for a later message."""
+        return False
+
     @abstractmethod
     def memory(self) -> Mapping[str, Kept]:
         """The tensors that it keeps, by use and name: `residual/w` is the part of w that was not sent and waits for a
@@ -165,7 +170,8 @@ class AbstractCodec(ABC):
 def malformed(bucket: Bucket, sent: Tensor) -> EncodingError:
     """The error of what is no message of a bucket."""
     about = f"tensors: {', '.join(bucket.names)}, shape: {tuple(sent.shape)}, type: {sent.dtype}"
-    return EncodingError(f"message is not what was encoded ({about}); give all ranks one plan", bucket.names[0])
+    name = bucket.names[0] if bucket.names else ""
+    return EncodingError(f"message is not what was encoded ({about}); give all ranks one plan", name)
 
 
 def forget_unsent(codec: AbstractCodec) -> None:

@@ -13,22 +13,28 @@ from weft.distributed.codecs.packing import Bucket, Piece
 
 __all__ = ["MessageCounter"]
 
-MESSAGES = "messages"
-"""In the memory of a codec: how many messages of a bucket it has encoded."""
-
 
 @final
 class MessageCounter:
-    """Counts the messages of each bucket. A checkpoint holds one number for all: each is sent once in a step."""
+    """Counts the messages of each bucket. A checkpoint holds the counts by the first tensor of a bucket: in a script
+    some models have more steps than others. Of a bucket that begins with another one, as ranks that are more or fewer
+    may have it, the largest of them goes on.
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._first = 0
+    Args:
+        rank: whose draws these are.
+        use: the word for what is counted, in the memory of a codec.
+    """
+
+    def __init__(self, rank: int, use: str = "messages") -> None:
+        self._rank, self._use = rank, use
         self._counts: dict[tuple[Piece, ...], int] = {}
+        self._restored: dict[str, int] = {}
 
     def next(self, bucket: Bucket) -> int:
         """The number of the message that is encoded now, 0 for the first."""
-        number = self._counts.get(bucket.pieces, self._first)
+        number = self._counts.get(bucket.pieces)
+        if number is None:
+            number = self._restored.get(_first_name(bucket), max(self._restored.values(), default=0))
         self._counts[bucket.pieces] = number + 1
         return number
 
@@ -38,14 +44,26 @@ class MessageCounter:
 
     @staticmethod
     def key(bucket: Bucket, number: int, rank: int) -> int:
-        """By the first piece, as buckets may be cut in other ways on another number of ranks."""
+        """By the first piece, as buckets may be cut in other ways on another number of ranks. Of a bucket of nothing,
+        for which nothing is drawn, it is any."""
+        if not bucket.pieces:
+            return derive_key(number, rank)
         first = bucket.pieces[0]
         return derive_key(zlib.crc32(first.name.encode()), first.begin, number, rank)
 
     def memory(self) -> dict[str, Kept]:
-        count = max([self._first, *self._counts.values()])
-        return {MESSAGES: Kept(torch.tensor(count), "global")} if count else {}
+        counts = dict(self._restored)
+        for pieces, count in self._counts.items():
+            if pieces:
+                counts[pieces[0].name] = max(count, counts.get(pieces[0].name, 0))
+        return {f"{self._use}/{name}": Kept(torch.tensor(count), "global") for name, count in counts.items()}
 
     def remember(self, memory: Mapping[str, Tensor]) -> None:
+        """Go on with these counts. Older checkpoints have one for all buckets."""
         self._counts = {}
-        self._first = int(memory[MESSAGES]) if MESSAGES in memory else 0
+        own = {key: int(count) for key, count in memory.items() if key.partition("/")[0] == self._use}
+        self._restored = {key.partition("/")[2]: count for key, count in own.items()}
+
+
+def _first_name(bucket: Bucket) -> str:
+    return bucket.pieces[0].name if bucket.pieces else ""

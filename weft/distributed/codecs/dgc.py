@@ -13,7 +13,6 @@ the momentum of the past goes on pushing in its old direction.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import final
 
@@ -21,10 +20,7 @@ import torch
 from torch import Tensor
 
 from weft.distributed.codecs import kernels
-from weft.distributed.codecs.codec import Kept
-from weft.distributed.codecs.counting import MessageCounter
 from weft.distributed.codecs.packing import Bucket
-from weft.distributed.codecs.residuals import Residuals
 from weft.distributed.codecs.sparse import AbstractSparseCodec, SparseSum
 from weft.planning.codec_cost import CodecCost, codec_cost, num_selected
 from weft.specs.plan import Choice
@@ -66,13 +62,10 @@ class DgcCodec(AbstractSparseCodec):
         total: SparseSum = SparseSum(),  # noqa: B008 -- frozen
         rank: int = 0,
     ) -> None:
-        super().__init__(total, rank)
+        super().__init__(total, rank, "velocity")
         self._choice = Choice("dgc", (("ratio", ratio), ("warmup", warmup), ("clip", clip)))
         self._ratio, self._warmup, self._clip = ratio, warmup, clip
         self._momentum, self._nesterov = 0.0, False
-        self._residuals = Residuals()
-        self._velocities = Residuals()
-        self._counter = MessageCounter(0)
 
     @property
     def takes_momentum(self) -> bool:
@@ -88,26 +81,17 @@ class DgcCodec(AbstractSparseCodec):
         return None
 
     def select(self, bucket: Bucket, message: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        kept = self._residuals.beside(bucket, message.device)
+        kept = self._beside(bucket, message)
         ratio = warm_ratio(self._ratio, self._warmup, self._counter.next(bucket))
         count, factor = num_selected(ratio, bucket.num_elements), scale * self._clipping(message, scale)
         if not self._momentum:
             places = kernels.add_and_select(kept, message, factor, count)
             return places, kernels.take(kept, places)
-        velocity = self._velocities.beside(bucket, message.device)
+        velocity = self._beside(bucket, message, "velocity")
         places = kernels.add_and_select(
             kept, message, factor, count, velocity=velocity, momentum=self._momentum, nesterov=self._nesterov
         )
         return places, kernels.take(kept, places, velocity)
-
-    def memory(self) -> Mapping[str, Kept]:
-        kept = self._residuals.as_memory("residual/") | self._velocities.as_memory("velocity/")
-        return kept | self._counter.memory()
-
-    def remember(self, memory: Mapping[str, Tensor]) -> None:
-        self._counter.remember(memory)
-        self._residuals.restore_from(memory, "residual/")
-        self._velocities.restore_from(memory, "velocity/")
 
     def cost(self, bucket: Bucket) -> CodecCost:
         """After the warm-up."""

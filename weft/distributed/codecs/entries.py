@@ -2,6 +2,7 @@
 
 codec/residual/w    a sum: for another number of ranks each takes an equal part of what all had not sent
 codec/factor/w      the same on all ranks
+codec/messages/w    the same on all ranks: how many messages began with this tensor
 """
 
 from collections.abc import Callable, Mapping
@@ -29,8 +30,8 @@ def entries_of(
     for key, kept in codec.memory().items():
         use, _, name = key.partition("/")
         cut = cut_of(f"gradient/{name}") if name else None
-        if use == "factor":
-            if cut is None:
+        if use == "factor" or not kept.tensor.dim():  # a count of messages is of the whole tensor
+            if cut is None or use != "factor":
                 found[CODEC + key] = Entry(kept.tensor, kept.kind)
             continue
         shape = cut.held_shape if cut is not None else parameters[name].shape if name in parameters else None

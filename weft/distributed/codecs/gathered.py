@@ -80,7 +80,8 @@ def gather_and_add(
     with torch.no_grad():
         for rank, row in enumerate(rows):
             codec.check_length(bucket, row)
-            codec.read(bucket, row, place, add=rank > 0)
+            if bucket.num_elements:
+                codec.read(bucket, row, place, add=rank > 0)
         if op == "mean":
             place.div_(group.size)
         return finished(bucket, place, out)

@@ -121,7 +121,8 @@ class HalfCodec(AbstractCodec):
             return False
         low, high = torch.aminmax(tensor)
         largest = max(-float(low), float(high)) / share
-        return math.isfinite(largest) and math.isinf(torch.tensor(largest).to(TYPES[self._name]).item())
+        rounded = torch.tensor(largest, dtype=torch.float64).to(TYPES[self._name])
+        return math.isfinite(largest) and math.isinf(rounded.item())
 
 
 def round_by_chance(tensor: Tensor, dtype: torch.dtype, key: int) -> Tensor:

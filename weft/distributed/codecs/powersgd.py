@@ -7,6 +7,10 @@
     kept = M - P Q_own'                                    what this rank's own factor leaves out
 
 Vectors, and matrices that are smaller than their factors, travel as they are beside P. Transports add up both messages.
+
+Ranks make P orthogonal and multiply the factors each for itself, so both are done in an order that no number of threads
+changes. A column of Q that is 0, because M had no more than the other columns, or nothing at all, would be 0 for ever:
+it begins again from its first draw.
 """
 
 import math
@@ -123,6 +127,8 @@ class PowerSgdCodec(AbstractCodec):
         if layout.matrices:
             self._project(layout, kept, sent, second)
             yield AllReduce(second)
+        if not bool(sent.isfinite().all() and second.isfinite().all()):  # on all ranks alike
+            self._residuals.drop_unfit(bucket)
         total = self._multiply(layout, sent, second)
         if op == "mean":
             total.div_(group.size)
@@ -131,6 +137,9 @@ class PowerSgdCodec(AbstractCodec):
     def decode(self, bucket: Bucket, sent: Tensor, out: Tensor | None = None) -> Tensor:
         """One factor alone says nothing."""
         raise malformed(bucket, sent)
+
+    def is_waiting(self, name: str) -> bool:
+        return self._residuals.is_waiting(name)
 
     def memory(self) -> Mapping[str, Kept]:
         rights = {f"factor/{name}": Kept(right, "global") for name, right in self._rights.items()}
@@ -144,13 +153,20 @@ class PowerSgdCodec(AbstractCodec):
         return codec_cost(self._choice, bucket.num_bytes, bucket.dtype.itemsize, bucket.shapes)
 
     def _right(self, name: str, bucket: Bucket, matrix: Tensor) -> Tensor:
-        """The right factor of the step before; at first a draw that all ranks make alike."""
+        """The right factor of the step before; at first, and where that says nothing, a draw that all ranks make
+        alike."""
         right = self._rights.get(name)
-        if right is None or right.shape != (matrix.shape[1], self._rank):
-            piece = bucket.pieces[bucket.names.index(name)]
-            key = MessageCounter.key(Bucket((piece,), (tuple(matrix.shape),), bucket.dtype), 0, ALL_RANKS)
-            draws = kernels.uniform(key, matrix.shape[1] * self._rank, matrix.device)
-            right = self._rights[name] = (2 * draws - 1).view(-1, self._rank).to(matrix.dtype)
+        if right is not None and right.shape == (matrix.shape[1], self._rank):
+            says_something = right.isfinite().all(0) & right.any(0)
+            if bool(says_something.all()):
+                return right
+        else:
+            right, says_something = None, torch.zeros(self._rank, dtype=torch.bool, device=matrix.device)
+        piece = bucket.pieces[bucket.names.index(name)]
+        key = MessageCounter.key(Bucket((piece,), (tuple(matrix.shape),), bucket.dtype), 0, ALL_RANKS)
+        draws = kernels.uniform(key, matrix.shape[1] * self._rank, matrix.device)
+        drawn = (2 * draws - 1).view(-1, self._rank).to(matrix.dtype)
+        right = self._rights[name] = drawn if right is None else torch.where(says_something, right, drawn)
         return right
 
     @torch.no_grad()
@@ -161,7 +177,8 @@ class PowerSgdCodec(AbstractCodec):
             orthogonalise(left)
             matrix = pieces[name].view(layout.matrices[name])
             torch.mm(matrix.t(), left, out=rights[name])
-            matrix.addmm_(left, rights[name].t(), alpha=-1)
+            if bool(left.isfinite().all()):  # else every rank keeps what it has, less what is not finite itself
+                matrix.addmm_(left, rights[name].t(), alpha=-1)
 
     @torch.no_grad()
     def _multiply(self, layout: _Layout, first: Tensor, second: Tensor) -> Tensor:
@@ -169,7 +186,7 @@ class PowerSgdCodec(AbstractCodec):
         places = layout.bucket.unpack(total)
         rights = layout.rights(second)
         for name, left in layout.lefts(first).items():
-            torch.mm(left, rights[name].t(), out=places[name].view(layout.matrices[name]))
+            kernels.multiply_factors(left, rights[name], places[name].view(-1))
             self._rights[name] = rights[name].clone()
         for name, part in layout.whole(first).items():
             places[name].copy_(part.view(places[name].shape))
@@ -177,13 +194,23 @@ class PowerSgdCodec(AbstractCodec):
 
 
 def orthogonalise(matrix: Tensor) -> None:
-    """Gram and Schmidt, in place, column by column; a column of zeros stays one."""
-    tiny = torch.finfo(matrix.dtype).tiny
-    for index in range(matrix.shape[1]):
-        column = matrix[:, index : index + 1]
-        column.div_(torch.linalg.vector_norm(column).clamp(min=tiny))
-        rest = matrix[:, index + 1 :]
-        rest.sub_(column @ (column.t() @ rest))
+    """Gram and Schmidt, in place and in float64, column by column; a column of zeros stays one.
+
+    Of a column that hangs on those before it only rounding errors are left, which are not orthogonal to them: so all is
+    done twice, after which they are.
+    """
+    columns = matrix.double().unbind(1)
+    for index, column in enumerate(columns):
+        for before in columns[:index] * 2:
+            column.sub_(_add_up(before * column) * before)
+        norm = _add_up(column.square()).sqrt()
+        column.div_(torch.where(norm > 0, norm, 1.0))
+    matrix.copy_(torch.stack(columns, 1))
+
+
+def _add_up(numbers: Tensor) -> Tensor:
+    """One number after the other, which a sum in parallel does not."""
+    return numbers.cumsum(0)[-1]
 
 
 def make_powersgd(choice: Choice, rank: int) -> PowerSgdCodec:

@@ -75,6 +75,9 @@ class RandomkCodec(AbstractCodec):
         self._places[bucket.pieces] = places
         sent = kept[places] if out is None else torch.index_select(kept, 0, places, out=out)
         kept[places] = 0
+        if not bool(message.isfinite().all()):  # told at once: when the turn of its place comes, the step is over
+            sent.fill_(torch.nan)
+            self._residuals.drop_unfit(bucket)
         return sent
 
     def reduce(
@@ -94,6 +97,9 @@ class RandomkCodec(AbstractCodec):
         dense = torch.zeros(bucket.num_elements, dtype=bucket.dtype, device=sent.device) if out is None else out.zero_()
         dense.view(-1)[places] = sent.to(bucket.dtype)
         return dense
+
+    def is_waiting(self, name: str) -> bool:
+        return self._residuals.is_waiting(name)
 
     def memory(self) -> Mapping[str, Kept]:
         kept = self._residuals.as_memory("residual/")

@@ -7,7 +7,7 @@ checkpoint     w2, b1, w1                                                whole t
 A run that goes on with other buckets (another number of shards, another packing) finds its pieces again by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import final
 
 import torch
@@ -44,19 +44,35 @@ class Residuals:
             self._kept[bucket.pieces], self._buckets[bucket.pieces] = kept, bucket
         return kept
 
+    def is_waiting(self, name: str) -> bool:
+        """Whether anything of this tensor was not sent."""
+        parts = [kept for piece, kept in self._pieces() if piece.name == name]
+        if not parts and name in self._restored:
+            parts = [self._restored[name]]
+        return any(bool(part.any()) for part in parts)
+
+    def drop_unfit(self, bucket: Bucket) -> None:
+        """Let go of what is not finite: the step in which it came was told, and later ones are none the worse."""
+        kept = self._kept.get(bucket.pieces)
+        if kept is not None:
+            kept.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
     def by_name(self) -> dict[str, Tensor]:
         """Whole tensors: of one that travels in pieces they are put together, flat. One of which nothing was sent since
         it was restored is as it was."""
         found = dict(self._restored)
         pieces: dict[str, list[tuple[int, Tensor]]] = {}
-        for key, kept in self._kept.items():
-            bucket = self._buckets[key]
-            for piece, part in zip(bucket.pieces, bucket.unpack(kept).values(), strict=True):
-                pieces.setdefault(piece.name, []).append((piece.begin, part))
+        for piece, part in self._pieces():
+            pieces.setdefault(piece.name, []).append((piece.begin, part))
         for name, parts in pieces.items():
             parts.sort(key=lambda part: part[0])
             found[name] = parts[0][1] if len(parts) == 1 else torch.cat([part.reshape(-1) for _, part in parts])
         return found
+
+    def _pieces(self) -> Iterator[tuple[Piece, Tensor]]:
+        for key, kept in self._kept.items():
+            bucket = self._buckets[key]
+            yield from zip(bucket.pieces, bucket.unpack(kept).values(), strict=True)
 
     def as_memory(self, prefix: str) -> dict[str, Kept]:
         """In the memory of a codec, whose names begin so."""

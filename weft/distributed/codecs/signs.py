@@ -53,12 +53,17 @@ class SignCodec(AbstractGatheredCodec):
             found, both = kernels.encode_signs(part, self._block, symmetric=self._symmetric)
             scales.copy_(both.view(-1)[: scales.numel()])
             codes.copy_(found)
+            if not bool(scales.isfinite().all()):
+                self._residuals.drop_unfit(bucket)
         return out
 
     def read(self, bucket: Bucket, sent: Tensor, into: Tensor, *, add: bool) -> None:
         for place, scales, codes in self._parts(bucket, sent, into):
             both = torch.cat([scales, -scales]) if self._symmetric else scales
             kernels.decode_signs(codes, both.view(2, -1), self._block, place, add=add)
+
+    def is_waiting(self, name: str) -> bool:
+        return self._residuals.is_waiting(name)
 
     def memory(self) -> Mapping[str, Kept]:
         return self._residuals.as_memory("residual/")

@@ -8,6 +8,7 @@ Ranks gather what all have sent, or add it up on the way, by the algorithms of s
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, final
 
@@ -16,14 +17,14 @@ from torch import Tensor
 
 from weft.distributed.codecs import kernels
 from weft.distributed.codecs.bytes import AbstractByteCodec, finished
-from weft.distributed.codecs.codec import Reduction, malformed
+from weft.distributed.codecs.codec import Kept, Reduction, malformed
 from weft.distributed.codecs.counting import MessageCounter
 from weft.distributed.codecs.gathered import GatherMemory, gather_and_add
 from weft.distributed.codecs.layout import split_bytes
 from weft.distributed.codecs.links import link_of
 from weft.distributed.codecs.packing import Bucket, Piece
 from weft.distributed.codecs.qsgd import make_quantiser
-from weft.distributed.codecs.residuals import working_type
+from weft.distributed.codecs.residuals import Residuals, working_type
 from weft.distributed.codecs.sparse_sums import (
     SparseAlgorithm,
     SparseReduction,
@@ -91,12 +92,15 @@ class AbstractSparseCodec(AbstractByteCodec):
 
     Args:
         total: how they are added up.
-        rank: whose draws these are, where sums are quantised.
+        rank: whose draws these are, of samples and where sums are quantised.
+        waiting: tensors beside every message, of numbers that wait to be sent, by use.
     """
 
-    def __init__(self, total: SparseSum, rank: int) -> None:
+    def __init__(self, total: SparseSum, rank: int, *waiting: str) -> None:
         self._total = total
-        self._draws = MessageCounter(rank)
+        self._waiting = {use: Residuals() for use in ("residual", *waiting)}
+        self._counter = MessageCounter(rank)
+        self._draws = MessageCounter(rank, "sums")
         self._gathered = GatherMemory()
         self._tags: dict[tuple[Piece, ...], int] = {}  # of sums that are under way at once
 
@@ -111,6 +115,9 @@ class AbstractSparseCodec(AbstractByteCodec):
     @final
     def write(self, bucket: Bucket, message: Tensor, scale: float, out: Tensor) -> Tensor:
         places, values = self.select(bucket, message, scale)
+        if not bool(values.isfinite().all()):  # they are the largest: more of them wait, and would come step by step
+            for waiting in self._waiting.values():
+                waiting.drop_unfit(bucket)
         length = padded_bytes(places.numel() * _pair_bytes(bucket))
         sent = out if out.numel() == length else out.new_zeros(length)
         to_values, to_places = _parts(bucket, sent, places.numel())
@@ -137,6 +144,27 @@ class AbstractSparseCodec(AbstractByteCodec):
         if by == "gather":
             return gather_and_add(self, bucket, sent, group, op, out, self._gathered)
         return self._add_up(bucket, sent, group, by, op, out)
+
+    @final
+    def is_waiting(self, name: str) -> bool:
+        return any(waiting.is_waiting(name) for waiting in self._waiting.values())
+
+    @final
+    def memory(self) -> Mapping[str, Kept]:
+        found = {**self._counter.memory(), **self._draws.memory()}
+        for use, waiting in self._waiting.items():
+            found |= waiting.as_memory(f"{use}/")
+        return found
+
+    @final
+    def remember(self, memory: Mapping[str, Tensor]) -> None:
+        self._counter.remember(memory)
+        self._draws.remember(memory)
+        for use, waiting in self._waiting.items():
+            waiting.restore_from(memory, f"{use}/")
+
+    def _beside(self, bucket: Bucket, message: Tensor, use: str = "residual") -> Tensor:
+        return self._waiting[use].beside(bucket, message.device)
 
     def _add_up(
         self,

@@ -46,19 +46,23 @@ class TernGradCodec(AbstractGatheredCodec):
     def write(self, bucket: Bucket, message: Tensor, scale: float, out: Tensor) -> Tensor:
         key = self._counter.next_key(bucket)
         for index, (part, norm, codes) in enumerate(self._parts(bucket, out, message)):
+            if not part.numel():
+                norm.zero_()
+                continue
             values = part if scale == 1.0 else part * scale
             if self._clip:
                 limit = self._clip * _deviation(values)
                 if limit <= torch.finfo(values.dtype).max:  # what is not finite is told as it is
                     values = values.clamp(-limit, limit)
-            norm.copy_(kernels.block_norms(values, max(1, values.numel()), "max"))
+            norm.copy_(kernels.block_norms(values, values.numel(), "max"))
             tensor_key = kernels.derive_key(key, index)
-            codes.copy_(kernels.quantise(values, norm, max(1, values.numel()), BITS, tensor_key))
+            codes.copy_(kernels.quantise(values, norm, values.numel(), BITS, tensor_key))
         return out
 
     def read(self, bucket: Bucket, sent: Tensor, into: Tensor, *, add: bool) -> None:
         for place, norm, codes in self._parts(bucket, sent, into):
-            kernels.dequantise(codes, norm, max(1, place.numel()), BITS, place, add=add)
+            if place.numel():
+                kernels.dequantise(codes, norm, place.numel(), BITS, place, add=add)
 
     def memory(self) -> Mapping[str, Kept]:
         return self._counter.memory()
@@ -79,7 +83,7 @@ class TernGradCodec(AbstractGatheredCodec):
 
 def _deviation(values: Tensor) -> float:
     """In float64, about zero: the mean of a gradient is small beside its elements."""
-    return float(values.double().square().mean().sqrt()) if values.numel() else 0.0
+    return float(values.double().square().mean().sqrt())
 
 
 def make_terngrad(choice: Choice, rank: int) -> TernGradCodec:

@@ -4,16 +4,12 @@ topk         the k = ratio n largest of a bucket: exact, or about as many by a t
 threshold    all that reach a given size
 """
 
-from collections.abc import Mapping
 from typing import Literal, cast, final
 
 from torch import Tensor
 
 from weft.distributed.codecs import kernels
-from weft.distributed.codecs.codec import Kept
-from weft.distributed.codecs.counting import MessageCounter
 from weft.distributed.codecs.packing import Bucket
-from weft.distributed.codecs.residuals import Residuals
 from weft.distributed.codecs.sparse import AbstractSparseCodec, SparseSum
 from weft.planning.codec_cost import CodecCost, codec_cost, num_selected
 from weft.specs.plan import Choice
@@ -43,8 +39,6 @@ class TopkCodec(AbstractSparseCodec):
         super().__init__(total, rank)
         self._choice = Choice("topk", (("ratio", ratio), ("select", select)))
         self._ratio, self._is_exact = ratio, select == "exact"
-        self._residuals = Residuals()
-        self._counter = MessageCounter(rank)
 
     @property
     def is_even(self) -> bool:
@@ -62,22 +56,14 @@ class TopkCodec(AbstractSparseCodec):
         return int(self.cost(bucket).sent_bytes) if self._is_exact else None
 
     def select(self, bucket: Bucket, message: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        kept = self._residuals.beside(bucket, message.device)
-        count, key = num_selected(self._ratio, bucket.num_elements), self._counter.next_key(bucket)
+        kept, count = self._beside(bucket, message), num_selected(self._ratio, bucket.num_elements)
         if self._is_exact:
             places = kernels.add_and_select(kept, message, scale, count)
         else:
+            key = self._counter.next_key(bucket)
             threshold = kernels.estimate_threshold(kept, message, scale, count, key)
             places = kernels.add_and_select_above(kept, message, scale, threshold)
         return places, kernels.take(kept, places)
-
-    def memory(self) -> Mapping[str, Kept]:
-        kept = self._residuals.as_memory("residual/")
-        return kept | ({} if self._is_exact else self._counter.memory())
-
-    def remember(self, memory: Mapping[str, Tensor]) -> None:
-        self._counter.remember(memory)
-        self._residuals.restore_from(memory, "residual/")
 
     def cost(self, bucket: Bucket) -> CodecCost:
         return codec_cost(self._choice, bucket.num_bytes, bucket.dtype.itemsize)
@@ -91,7 +77,6 @@ class ThresholdCodec(AbstractSparseCodec):
         super().__init__(SparseSum("gather"), 0)
         self._choice = Choice("threshold", (("value", value),))
         self._value = value
-        self._residuals = Residuals()
 
     @property
     def is_even(self) -> bool:
@@ -104,15 +89,9 @@ class ThresholdCodec(AbstractSparseCodec):
         return None
 
     def select(self, bucket: Bucket, message: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        kept = self._residuals.beside(bucket, message.device)
+        kept = self._beside(bucket, message)
         places = kernels.add_and_select_above(kept, message, scale, self._value)
         return places, kernels.take(kept, places)
-
-    def memory(self) -> Mapping[str, Kept]:
-        return self._residuals.as_memory("residual/")
-
-    def remember(self, memory: Mapping[str, Tensor]) -> None:
-        self._residuals.restore_from(memory, "residual/")
 
     def cost(self, bucket: Bucket) -> CodecCost:
         return codec_cost(self._choice, bucket.num_bytes, bucket.dtype.itemsize)

@@ -155,7 +155,9 @@ class LocalAveraging(AbstractGroupScheme):
             "local/round": ("own", self._round),
             **memory_of(self._codec, "local"),
         }
-        if self._outer is not None:
+        if self._outer is None:  # else they are its anchor
+            memory |= {f"local/common/{name}": ("global", common) for name, common in self._common.items()}
+        else:
             for name, anchor in self._outer.anchor.items():
                 memory[f"local/anchor/{name}"] = "global", anchor
                 memory[f"local/velocity/{name}"] = "global", self._outer.state.slots[name]["velocity"]
@@ -167,8 +169,6 @@ class LocalAveraging(AbstractGroupScheme):
         own = entries.get("local/round")
         if own is not None:
             self._round.copy_(own.tensor)
-        if self._common and self._round[1]:  # saved between two meetings: from here on they differ from another point
-            write(self._common, self._mean(self._parcel, self._parameters))
         if self._outer is not None and all(f"local/anchor/{name}" in entries for name in self._parameters):
             names = self._parameters
             write(self._outer.anchor, {name: entries[f"local/anchor/{name}"].tensor for name in names})
@@ -177,6 +177,19 @@ class LocalAveraging(AbstractGroupScheme):
                 for name, anchor in self._outer.anchor.items()
             }
             self._outer.state = replace(self._outer.state, slots=velocities)
+        if self._common:
+            self._remember_common(entries)
+
+    def _remember_common(self, entries: Mapping[str, Entry]) -> None:
+        """The weights of the last meeting. Checkpoints of ranks that sent weights as they are do not hold them: saved
+        between two meetings, differences begin from the mean."""
+        kept = {name: f"local/common/{name}" for name in self._common}
+        if self._outer is not None:
+            write(self._common, self._outer.anchor)
+        elif all(entry in entries for entry in kept.values()):
+            write(self._common, {name: entries[entry].tensor for name, entry in kept.items()})
+        elif self._round[1]:
+            write(self._common, self._mean(self._parcel, self._parameters))
 
     @property
     def _parcel(self) -> Parcel:

@@ -57,7 +57,8 @@ class GradientExchange:
     """Every rank leaves with the weighted sums of gradients that it updates with: of all, or of its own pieces. One
     step after another: `begin`, `add` for every gradient as it is ready, `finish`.
 
-    A gradient that is None travels as zeros, so that every rank sends the same messages.
+    A gradient that is None travels as zeros, so that every rank sends the same messages. A parameter of which every
+    rank has none is left out of the sums, unless a codec has kept a part of an earlier gradient: then zeros they are.
 
     Args:
         group: one rank of every replica.
@@ -140,7 +141,7 @@ class GradientExchange:
         if name in self.made and gradient is not None and not is_kept:
             self._beside.add(name)
         self._gradients[name] = gradient
-        if gradient is not None:
+        if gradient is not None or self._codec.is_waiting(name):  # what is sent of an earlier one must be used
             self._given.add(name)
         self._missing[self._bucket_of[name]] -= 1
         while self._may_start(len(self._works)):

@@ -4,6 +4,8 @@
     sum = P Q';   kept_r = M_r - P P' M_r
 
 The basis is that of a QR decomposition: it spans what Gram and Schmidt's spans, and P P' hangs on the span alone.
+Where M_r Q have fewer directions than columns, the others of a basis are any; they add nothing to the sum if all of
+M_r is in the span. A column of Q that has become 0 is drawn again.
 """
 
 import math
@@ -60,8 +62,8 @@ class PowerSgd(AbstractCompression):
         return rows * columns > self._columns * (rows + columns)
 
     def _right(self, part: Range, columns: int) -> Tensor:
-        """That of the step before; at first a draw from -1 to 1."""
-        if part.name not in self._rights:
-            draws = uniform_at(key_of(Message((part,)), 0, 0), columns * self._columns)
-            self._rights[part.name] = torch.from_numpy(draws).double().view(columns, self._columns) * 2 - 1
-        return self._rights[part.name]
+        """That of the step before; at first, and in place of a column of zeros, a draw from -1 to 1."""
+        draws = uniform_at(key_of(Message((part,)), 0, 0), columns * self._columns)
+        drawn = torch.from_numpy(draws).double().view(columns, self._columns) * 2 - 1
+        right = self._rights.get(part.name)
+        return drawn if right is None else torch.where(right.any(0), right, drawn)

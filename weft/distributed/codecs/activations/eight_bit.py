@@ -79,7 +79,7 @@ def decode(message: Tensor, num_elements: int, kind: EightBitType) -> Tensor:
     library = load_library() if message.is_cpu else None
     if library is None:
         return _decode_by_torch(scales, codes, kind)
-    numbers = torch.empty(num_elements)
+    numbers = torch.empty(num_elements, dtype=torch.float32)
     library["weft_decode_eight_bit"](
         scales.data_ptr(), codes.data_ptr(), num_elements, BLOCK, kind.values.data_ptr(), numbers.data_ptr()
     )

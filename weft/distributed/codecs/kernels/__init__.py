@@ -28,6 +28,7 @@ __all__ = [
     "encode_signs",
     "estimate_threshold",
     "merge",
+    "multiply_factors",
     "num_blocks",
     "packed_size",
     "quantise",
@@ -308,6 +309,21 @@ def decode_signs(codes: _Tensor, scales: _Tensor, block: int, out: _Tensor, add:
     _check_floats(out)
     _check_encoded(codes, 1, scales, (2, num_blocks(out.numel(), block)), out)
     _choose(out, codes, scales).decode_signs(codes, scales, block, out, add)
+
+
+def multiply_factors(left: _Tensor, right: _Tensor, out: _Tensor) -> None:
+    """out = left right', every number of it the sum of its products in the order of columns, none of them fused: all
+    machines have the same bits, on however many threads.
+
+    Args:
+        left: [rows, rank].
+        right: [columns, rank].
+        out: [rows * columns], overwritten.
+    """
+    _check_floats(out)
+    assert left.dtype == right.dtype == out.dtype and left.shape[1] == right.shape[1] > 0, (left.shape, right.shape)
+    assert out.numel() == left.shape[0] * right.shape[0], (left.shape, right.shape, out.shape)
+    _choose(out, left).multiply_factors(left, right, out)
 
 
 def _choose(*tensors: _Tensor | None) -> _ModuleType:

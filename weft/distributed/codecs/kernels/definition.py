@@ -206,6 +206,13 @@ def decode_signs(codes: Tensor, scales: Tensor, block: int, out: Tensor, add: bo
     out.copy_(out + values if add else values)
 
 
+def multiply_factors(left: Tensor, right: Tensor, out: Tensor) -> None:
+    product = out.view(left.shape[0], right.shape[0])
+    torch.mul(left[:, :1], right[:, 0], out=product)
+    for column in range(1, left.shape[1]):
+        product.add_(left[:, column : column + 1] * right[:, column])
+
+
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """Whole numbers below 2^bits as bytes, the first of a byte in its low bits."""
     per_byte = 8 // bits

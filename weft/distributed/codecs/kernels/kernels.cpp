@@ -1,4 +1,5 @@
 // The C interface of the kernels: each function once for float (f32) and once for double (f64).
+#include "low_rank.h"
 #include "quantise.h"
 #include "select.h"
 #include "sparse.h"
@@ -58,6 +59,10 @@ using namespace weft;
   extern "C" void weft_decode_signs_##S(const uint8_t* codes, const float* highs, const float* lows, int64_t num,      \
                                         int64_t block, int is_added, T* out) {                                         \
     (is_added ? decode_signs<true, T> : decode_signs<false, T>)(codes, highs, lows, num, block, out);                  \
+  }                                                                                                                    \
+  extern "C" void weft_multiply_factors_##S(const T* left, const T* right, int64_t rows, int64_t columns,              \
+                                            int64_t rank, T* out) {                                                    \
+    multiply_factors(left, right, rows, columns, rank, out);                                                           \
   }
 
 FOR_TYPE(float, f32)

@@ -13,7 +13,7 @@ from weft.distributed.codecs.kernels.random import split_key
 from weft.errors import CompilerError
 from weft.operators.compile import FLAGS, compile_library
 
-SOURCES = ("kernels.cpp", "above.h", "packing.h", "quantise.h", "select.h", "sparse.h", "words.h")
+SOURCES = ("kernels.cpp", "above.h", "low_rank.h", "packing.h", "quantise.h", "select.h", "sparse.h", "words.h")
 # Loops may compute what a branch would have left out: no trap and no errno looks at it, and no bit changes.
 KERNEL_FLAGS = (*FLAGS, "-fno-math-errno", "-fno-trapping-math")
 
@@ -37,6 +37,7 @@ _TYPED: dict[str, tuple[Any, list[Any]]] = {
     "weft_dequantise": (None, [_POINTER, _POINTER, _LONG, _LONG, _INT, _INT, _POINTER]),
     "weft_encode_signs": (None, [_POINTER, _LONG, _LONG, _INT, _POINTER, _POINTER, _POINTER]),
     "weft_merge": (_LONG, [_POINTER, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _POINTER]),
+    "weft_multiply_factors": (None, [_POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER]),
     "weft_quantise": (None, [_POINTER, _POINTER, _LONG, _LONG, _INT, _WORD, _WORD, _POINTER]),
     "weft_scatter_add": (None, [_POINTER, _POINTER, _POINTER, _LONG]),
     "weft_select": (None, [*_UPDATE, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER]),
@@ -77,7 +78,7 @@ def is_available() -> bool:
 
 
 def uniform(key: int, num: int) -> Tensor:
-    out = torch.empty(num)
+    out = torch.empty(num, dtype=torch.float32)
     load_library()["weft_uniform"](*split_key(key), num, out.data_ptr())
     return out
 
@@ -171,7 +172,7 @@ def merge(indices_a: Tensor, values_a: Tensor, indices_b: Tensor, values_b: Tens
 
 
 def block_norms(x: Tensor, block: int, kind: Literal["l2", "max"]) -> Tensor:
-    norms = torch.empty(-(-x.numel() // block))
+    norms = torch.empty(-(-x.numel() // block), dtype=torch.float32)
     _function("weft_block_norms", x)(x.data_ptr(), x.numel(), block, kind == "l2", norms.data_ptr())
     return norms
 
@@ -190,7 +191,7 @@ def dequantise(codes: Tensor, norms: Tensor, block: int, bits: int, out: Tensor,
 
 def encode_signs(kept: Tensor, block: int, symmetric: bool = False) -> tuple[Tensor, Tensor]:
     codes = torch.empty(-(-kept.numel() // 8), dtype=torch.uint8)
-    scales = torch.empty(2, -(-kept.numel() // block))
+    scales = torch.empty(2, -(-kept.numel() // block), dtype=torch.float32)
     _function("weft_encode_signs", kept)(
         kept.data_ptr(), kept.numel(), block, symmetric, codes.data_ptr(), *_rows(scales)
     )
@@ -199,6 +200,12 @@ def encode_signs(kept: Tensor, block: int, symmetric: bool = False) -> tuple[Ten
 
 def decode_signs(codes: Tensor, scales: Tensor, block: int, out: Tensor, add: bool = False) -> None:
     _function("weft_decode_signs", out)(codes.data_ptr(), *_rows(scales), out.numel(), block, add, out.data_ptr())
+
+
+def multiply_factors(left: Tensor, right: Tensor, out: Tensor) -> None:
+    (rows, rank), columns = left.shape, right.shape[0]
+    by_column = right.t().contiguous()
+    _function("weft_multiply_factors", out)(left.data_ptr(), by_column.data_ptr(), rows, columns, rank, out.data_ptr())
 
 
 def _function(name: str, like: Tensor) -> Any:
