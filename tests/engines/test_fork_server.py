@@ -151,3 +151,12 @@ def test_launchers_do_not_import_torch() -> None:
     modules = "weft.engines.local", "weft.engines.mpirun", "weft.engines.torchrun", "weft.engines.guarded_rank"
     program = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.slow
+def test_variables_of_the_machine_that_set_no_threads_are_no_hindrance(
+    own_server: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Regression: where OPENBLAS_CORETYPE was set, as some machines have it, every rank imported torch anew.
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    assert forked() == [True, True]

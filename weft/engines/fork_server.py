@@ -42,13 +42,14 @@ POLL_SECONDS = 0.05
 READ_AT_START = (
     *("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ"),
     *("TORCH", "PYTORCH", "ATEN_", "C10_", "OMP_", "GOMP_", "DNNL_", "ONEDNN_", "NPY_", "CUDA_", "HIP_", "NCCL_"),
+    *("MKL_", "OPENBLAS_", "GOTO_"),
 )
 NOT_READ = {"OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR"}  # set for each rank; read when it is used
 
 RANK_VARIABLES = {"WEFT_RANK", "RANK", "OMPI_COMM_WORLD_RANK"}
 
 # With these a user says himself how many threads a library has; a process that has loaded it already cannot obey.
-SETS_THREADS = ("MKL_", "OPENBLAS_", "GOTO_")
+SETS_THREADS = {"MKL_NUM_THREADS", "MKL_DOMAIN_NUM_THREADS", "MKL_DYNAMIC", "OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS"}
 
 
 @final
@@ -218,7 +219,7 @@ def fork_rank(folder: Path, environment: Mapping[str, str]) -> ForkedRank | None
         environment: all variables that the rank has.
     """
     global _has_failed
-    if _has_failed or any(key.startswith(SETS_THREADS) for key in environment):
+    if _has_failed or SETS_THREADS & environment.keys():
         return None
     with _lock:
         try:
