@@ -153,6 +153,14 @@ def _between(low: float, high: float, *names: str) -> Limit:
     )
 
 
+def _finite(name: str, usual: float) -> Limit:
+    return Limit(
+        lambda given, _: not math.isfinite(float(given[name])),
+        f"a finite number is needed ({name})",
+        lambda _: {name: usual},
+    )
+
+
 _RATIO = _between(0, 1, "ratio")
 _SUM: Mapping[str, Number] = {"sum": "auto", "bits": 0}
 _SUMS = {"sum": ("auto", "fastest", "gather", "doubling", "split", "dense")}
@@ -409,7 +417,12 @@ AXES: Mapping[str, Mapping[str, Value]] = {
             ),
         ),
         "terngrad": _codec(
-            "terngrad:make_terngrad", "compression.schemes:terngrad", "ternary", {"clip": 2.5}, least={"clip": 0}
+            "terngrad:make_terngrad",
+            "compression.schemes:terngrad",
+            "ternary",
+            {"clip": 2.5},
+            least={"clip": 0},
+            limits=(_finite("clip", 2.5),),
         ),
         "onebit": _codec(
             "signs:make_onebit", "compression.schemes:onebit", "signs", {"block": 4096}, coding=_OF_ESTIMATES
@@ -427,7 +440,13 @@ AXES: Mapping[str, Mapping[str, Value]] = {
             limits=(_RATIO, _SUM_BITS),
             coding=Coding(makes_estimates=lambda given: ("select", "exact") in given),
         ),
-        "threshold": _codec("topk:make_threshold", "compression.schemes:threshold", "above", {"value": 0.001}),
+        "threshold": _codec(
+            "topk:make_threshold",
+            "compression.schemes:threshold",
+            "above",
+            {"value": 0.001},
+            limits=(_finite("value", 0.001),),
+        ),
         "randomk": _codec(
             "randomk:make_randomk",
             "compression.schemes:randomk",

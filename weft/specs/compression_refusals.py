@@ -84,6 +84,11 @@ COMPRESSION_REFUSALS: tuple[Refusal, ...] = (
         lambda plan: replace(plan, compress=TOPK),
     ),
     Refusal(
+        lambda plan: _needs(plan, "takes_momentum") and plan.expert > 1 and float(plan.compress.get("clip", 0.0)) > 0,
+        "gradients of ranks with experts are of the samples of all, and their norms are not those of a rank's own",
+        lambda plan: replace(plan, compress=with_parameters(plan.compress, clip=0.0)),
+    ),
+    Refusal(
         lambda plan: _needs(plan, "needs_group") and (not plan.is_synchronous or plan.shard > 1 or plan.is_streamed),
         "whether to compress is decided where ranks add up whole gradients in every step",
         lambda plan: replace(plan, compress=TOPK),

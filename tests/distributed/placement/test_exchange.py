@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.distributed.placement.cases import gradients_of_rank, make_parameters, make_update, run_step
+from weft.distributed.codecs import Bucket, Piece
+from weft.distributed.codecs.topk import TopkCodec
 from weft.distributed.collectives import AlgorithmChoice
 from weft.distributed.group import AbstractGroup, RecordingGroup
 from weft.distributed.placement import GradientExchange
 from weft.distributed.placement import exchange as module
 from weft.distributed.placement.buckets import plan_buckets
 from weft.distributed.virtual import run_virtual
+from weft.errors import PlanError
 from weft.graph import EagerExecutor
 from weft.planning.cluster import Link
 from weft.planning.network import NetworkModel
@@ -304,3 +307,35 @@ def test_buffers_are_used_again_and_steps_do_not_mix(tiny_buckets: None) -> None
             expected[name] = expected[name] - (gradients[0] + gradients[1]) / 2
             torch.testing.assert_close(first[step][name].double(), expected[name], rtol=1e-5, atol=1e-5)
             assert torch.equal(first[step][name], second[step][name])
+
+
+# ---- what a codec has kept of a parameter that nobody uses
+
+
+def test_what_waits_of_a_parameter_is_sent_where_nobody_uses_it() -> None:
+    # Regression: a codec sent, and took from what it kept, a part that was then thrown away with the unused parameter.
+    def program(group: AbstractGroup) -> tuple[Tensor, int]:
+        parameters = {name: nn.Parameter(torch.zeros(40)) for name in ("used", "unused", "never")}
+        exchange = GradientExchange(group, parameters, TopkCodec(0.1))
+        total, num_none = torch.zeros(40), 0
+        for step in range(30):
+            exchange.begin(0.5)
+            exchange.add("used", torch.randn(40))
+            exchange.add("unused", torch.arange(40.0) + 1 if step == 0 else None)
+            exchange.add("never", None)
+            _, sums = exchange.wait()
+            assert sums["never"] is None
+            found = sums["unused"]
+            num_none += found is None
+            total += 0 if found is None else found
+        return total, num_none
+
+    first, second = run_virtual(program, 2).results
+    assert torch.equal(first[0], second[0]) and torch.equal(first[0], torch.arange(40.0) + 1)
+    assert first[1] == second[1] > 0, "all has been sent, and it is left out again"
+
+
+def test_tensors_that_are_too_large_for_places_of_32_bits_are_refused() -> None:
+    large = Bucket((Piece("head.weight", 0, 2**31),), ((2**16, 2**15),), torch.float32)
+    with pytest.raises(PlanError, match=r"too large for this compression \(head.weight: 2147483648 numbers"):
+        module.check_sizes([large])

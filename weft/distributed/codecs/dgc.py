@@ -5,8 +5,9 @@
     sent = top-k of v;  u and v become 0 where it was sent (momentum factor masking)
     w <- w - lr sum_r sent_r                                        the optimizer has no momentum of its own
 
-Gradients, weighted by their share of the mean, are clipped by the norm of their bucket, to c / sqrt(ranks) where `clip`
-is c. In the first `warmup` messages the ratio falls from a quarter to its own, by the same factor in each.
+Gradients, weighted by their share s of the mean, are clipped by the norm of their bucket, to c sqrt(s) where `clip` is
+c: of N equal ranks to c / sqrt(N). In the first `warmup` messages the ratio falls from a quarter to its own, by the
+same factor in each.
 
 With momentum after the sum instead (topk), a number that waited for t steps loses the m^t that it should have had, and
 the momentum of the past goes on pushing in its old direction.

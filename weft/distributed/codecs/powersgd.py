@@ -188,6 +188,7 @@ class PowerSgdCodec(AbstractCodec):
         for name, left in layout.lefts(first).items():
             kernels.multiply_factors(left, rights[name], places[name].view(-1))
             self._rights[name] = rights[name].clone()
+            orthogonalise(self._rights[name])  # P hangs on what it spans alone, and is more exact
         for name, part in layout.whole(first).items():
             places[name].copy_(part.view(places[name].shape))
         return total

@@ -31,11 +31,14 @@ from weft.distributed.placement.buckets import plan_buckets
 from weft.distributed.placement.factors.exchange import FactorExchange, PendingProduct
 from weft.distributed.placement.factors.layers import FactoredLayers
 from weft.distributed.placement.reducers import AbstractReducer, AllReducer, PendingSum
-from weft.errors import EncodingError, UsageError
+from weft.errors import EncodingError, PlanError, UsageError
 from weft.training.optimizers import OptimizerState
 from weft.training.replicas import Traffic, Update
 
 __all__ = ["BucketTimes", "GradientExchange"]
+
+MOST_ELEMENTS = 2**31 - 1
+"""Of a message whose numbers are known by their places, which have 32 bits."""
 
 MOST_UNDER_WAY = 2
 """Messages, where memory is scarce: one is added up while backward fills the next."""
@@ -50,6 +53,14 @@ class BucketTimes:
     started: float
     waited: float
     ended: float
+
+
+def check_sizes(buckets: Sequence[Bucket]) -> None:
+    """Refuse tensors that are too large for a codec that counts places."""
+    for bucket in buckets:
+        if bucket.num_elements > MOST_ELEMENTS:
+            about = f"{', '.join(bucket.names)}: {bucket.num_elements} numbers, at most: {MOST_ELEMENTS}"
+            raise PlanError(f"tensor is too large for this compression ({about}); use compress=bf16, or split it")
 
 
 @final
@@ -99,6 +110,8 @@ class GradientExchange:
         self._reducer = reducer or AllReducer(self._groups, self._codec, self._buckets)
         is_coded = not self._codec.is_exact or has_factors
         self._dense_bytes = sum(bucket.num_bytes for bucket in self._buckets) if is_coded else 0
+        if not self._codec.is_dense:
+            check_sizes(self._buckets)
         self._bucket_of = {name: i for i, bucket in enumerate(self._buckets) for name in bucket.names}
         self._keeps_whole = self._reducer.keeps_whole
         self._packed = [self._make_memory(bucket) if self._keeps_whole else None for bucket in self._buckets]
