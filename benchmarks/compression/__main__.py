@@ -2,7 +2,9 @@
 
     python -m benchmarks.compression --rate 1gbit --plan "data=4" --plan "data=4 compress=bf16"
     python -m benchmarks.compression --rate 1gbit --workload lstm --rounds 3 --out benchmarks/results/compression.json
-    python -m benchmarks.compression --rate 1gbit --target 0.85 --peer ddp --plan "data=4 compress=bf16"
+    python -m benchmarks.compression --rate unlimited --target 0.85 --peer ddp --plan "data=4 compress=bf16"
+
+The last trains to a test accuracy: how many steps that takes hangs on no link, and times the step is the time it takes.
 
 Every case is a real command on each host: `weft launch --rendezvous` for plans, `python` with torchrun's variables for
 the others. Each round starts them all anew, and another is first. Hosts have one thread each, and share the cores of
@@ -22,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compression.cases import PEERS, parse_hook, rows_of
+from benchmarks.compression.workloads import BATCH_PER_RANK
 from benchmarks.hosts import RATES, Hosts, can_make_hosts, make_hosts
 from weft.atomic import write_json
 from weft.records.machine import describe_machine, describe_source, describe_versions
 from weft.secret import SECRET_VARIABLE, make_secret
 
-__all__ = ["commands_of", "main"]
+__all__ = ["commands_of", "main", "target_row"]
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("train.py")
@@ -115,35 +118,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _keep(known: dict[str, Any], options: argparse.Namespace, load_before: float) -> None:
-    """Write what is known so far, in place of what an earlier run of the same kind found."""
+    """Write what is known so far, in place of what an earlier run found of the same workload and link."""
     if options.out is None:
         return
-    key = f"{options.workload} {options.rate}" + (f" to {options.target:g}" if options.target else "")
-    content = json.loads(options.out.read_text()) if options.out.exists() else {}
+    rows = _rows(known, options)
+    before = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+    kept = [row for row in before if (row["workload"], row["link"]) != (options.workload, options.rate)]
     about: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": describe_machine()}
     about |= {"versions": describe_versions(), "source": describe_source(), "load_before": load_before}
-    rows = _target_rows(known) if options.target else rows_of(known["rounds"])
-    kept = {"hosts": options.hosts, "batch_per_rank": 8, "rows": rows, "failed": known["failed"]}
-    write_json(options.out, {**content, key: {**about, **kept}})
+    about |= {"hosts": options.hosts, "batch_per_rank": BATCH_PER_RANK, "failed": known["failed"]}
+    ordered = sorted([*kept, *rows], key=lambda row: (row["workload"] != "mlp", list(RATES).index(row["link"])))
+    write_json(options.out, {**about, "rows": ordered})
 
 
-def _target_rows(known: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"case": case, **found[0]} for case, found in known["rounds"].items()]
+def _rows(known: dict[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
+    if options.target is None:
+        return rows_of(options.workload, options.rate, known["rounds"])
+    about = {"workload": options.workload, "link": options.rate}
+    return [target_row({**about, "case": case}, options.target, found[0]) for case, found in known["rounds"].items()]
+
+
+def target_row(about: dict[str, Any], target: float, found: dict[str, Any]) -> dict[str, Any]:
+    """Steps that a case took to the target, evaluated every so often; none where it did not get there."""
+    steps = found["steps"] if found["is_there"] else None
+    row = {**about, "test accuracy to reach": target, "steps": steps, "samples": None}
+    if steps is not None:
+        row["samples"] = steps * BATCH_PER_RANK * (1 + len(found["of_ranks"]))
+    return {**row, "accuracy then": found["accuracy"], "raw_curve": found["curve"]}
 
 
 def _show(known: dict[str, Any], options: argparse.Namespace) -> None:
-    if options.target:
-        for row in _target_rows(known):
-            reached = "reached" if row["is_there"] else "not reached"
-            about = f"{row['steps']:6} steps {row['train_seconds']:8.1f} s  accuracy {row['accuracy']:.4f} ({reached})"
-            print(f"{row['case']:44} {about}")
-        return
-    print(f"{'case':44} {'s/step':>8} {'MB sent':>8} {'x ddp':>7} {'of free':>8} {'x hook':>7}")
-    for row in rows_of(known["rounds"]):
-        ratios = ["times_faster_than_ddp", "share_of_free_communication", "times_faster_than_best_hook"]
-        shown = [f"{row[name]:.2f}" if row[name] else "-" for name in ratios]
-        sent = row["sent_bytes_per_step"] / 1e6
-        print(f"{row['case']:44} {row['seconds_per_step']:8.4f} {sent:8.2f} {shown[0]:>7} {shown[1]:>8} {shown[2]:>7}")
+    for row in _rows(known, options):
+        numbers = {key: value for key, value in row.items() if isinstance(value, float | int)}
+        print(f"{row['case']:44}", ", ".join(f"{key}: {value:.4g}" for key, value in numbers.items()))
 
 
 if __name__ == "__main__":

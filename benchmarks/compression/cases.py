@@ -9,10 +9,12 @@ anything else             a plan, carried out by `weft launch` on a woven script
 """
 
 import re
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
+
+from weft.metrics.statistics import Interval, ratio_interval, summarise
 
 __all__ = ["HOOKS", "PEERS", "Hook", "parse_hook", "rows_of"]
 
@@ -54,35 +56,41 @@ def parse_hook(case: str) -> Hook | None:
     return Hook(found[1] or "", int(found[2] or 1))
 
 
-def rows_of(rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def rows_of(workload: str, link: str, rounds: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """A row for each case: the median step, bytes on the wire for each rank and step, and its ratios.
 
     Args:
+        workload: that was trained.
+        link: of the hosts.
         rounds: for each case, what each round measured at rank 0: `seconds` of every step, `sent` and `received` bytes.
     """
-    medians = {case: _median_step(found) for case, found in rounds.items()}
-    dense, free = medians.get("ddp"), medians.get("free")
-    hooks = [seconds for case, seconds in medians.items() if (hook := parse_hook(case)) and hook.name]
+    steps = {
+        case: [float(one) for found in all_rounds for one in found["seconds"]] for case, all_rounds in rounds.items()
+    }
+    hooks = [case for case in steps if (hook := parse_hook(case)) and hook.name]
+    best = min(hooks, key=lambda case: median(steps[case])) if hooks else ""
+    dense, free = steps.get("ddp"), steps.get("free")
     rows = []
-    for case, seconds in medians.items():
-        faster = dense / seconds if dense else None
-        row = {
-            "case": case,
-            "seconds_per_step": seconds,
-            "sent_bytes_per_step": _bytes_per_step(rounds[case], "sent"),
-            "received_bytes_per_step": _bytes_per_step(rounds[case], "received"),
-            "times_faster_than_ddp": faster,
-            "share_of_free_communication": faster / (dense / free) if faster and dense and free else None,
-            "times_faster_than_best_hook": min(hooks) / seconds if hooks else None,
-            "raw": [dict(found) for found in rounds[case]],
-        }
-        rows.append(row)
+    for case, seconds in steps.items():
+        row = {"workload": workload, "link": link, "case": case, "seconds per step": median(seconds)}
+        row["interval_of_step"] = _ends(summarise(seconds).interval)
+        row["MB sent"] = _bytes_per_step(rounds[case], "sent") / 1e6
+        row |= _ratio("times as fast as DDP", dense, seconds)
+        row |= _ratio("share of free communication", free, seconds)
+        row |= _ratio("times as fast as the best hook", steps.get(best), seconds)
+        rows.append({**row, "raw_rounds": [dict(found) for found in rounds[case]]})
     return rows
 
 
-def _median_step(rounds: Sequence[Mapping[str, Any]]) -> float:
-    steps: list[float] = [seconds for found in rounds for seconds in found["seconds"]]
-    return statistics.median(steps)
+def _ratio(name: str, others: Sequence[float] | None, seconds: Sequence[float]) -> dict[str, Any]:
+    """Of the medians of what another case took and of what this one did, with its interval; none without the other."""
+    if not others:
+        return {name: None}
+    return {name: median(others) / median(seconds), f"interval_of_{name}": _ends(ratio_interval(others, seconds))}
+
+
+def _ends(interval: Interval) -> list[float] | None:
+    return [interval.low, interval.high] if interval.is_known else None
 
 
 def _bytes_per_step(rounds: Sequence[Mapping[str, Any]], direction: str) -> float:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.compression.__main__ import commands_of
+from benchmarks.compression.__main__ import commands_of, target_row
 from benchmarks.compression.cases import PEERS, Hook, parse_hook, rows_of
 
 
@@ -23,24 +23,33 @@ def test_hooks_are_named_and_plans_are_not_taken_for_them() -> None:
 
 def test_ratios_are_those_of_medians() -> None:
     rounds = {
-        "free": [found(1.0, 1.0)],
-        "ddp": [found(8.0, 9.0, 10.0, sent=300), found(8.0, 9.0, 90.0, sent=600)],
+        "free": [found(*[1.0] * 5)],
+        "ddp": [found(8.0, 9.0, 10.0, sent=3_000_000), found(8.0, 9.0, 90.0, sent=6_000_000)],
         "ddp_fp16": [found(5.0)],
         "ddp_powersgd(1)": [found(3.0)],
-        "data=4 compress=topk(0.01)": [found(1.5)],
+        "data=4 compress=topk(0.01)": [found(*[1.5] * 5)],
     }
-    rows = {row["case"]: row for row in rows_of(rounds)}
+    rows = {row["case"]: row for row in rows_of("mlp", "1gbit", rounds)}
     plan = rows["data=4 compress=topk(0.01)"]
-    assert (rows["ddp"]["seconds_per_step"], rows["ddp"]["sent_bytes_per_step"]) == (9.0, 150.0)
-    assert plan["times_faster_than_ddp"] == 6.0
-    assert plan["share_of_free_communication"] == pytest.approx(6.0 / 9.0)
-    assert plan["times_faster_than_best_hook"] == 2.0
-    assert rows["ddp"]["raw"] == rounds["ddp"]
+    assert (rows["ddp"]["seconds per step"], rows["ddp"]["MB sent"]) == (9.0, 1.5)
+    assert plan["times as fast as DDP"] == 6.0 and (plan["workload"], plan["link"]) == ("mlp", "1gbit")
+    assert plan["share of free communication"] == pytest.approx(6.0 / 9.0)
+    assert plan["interval_of_share of free communication"] == [pytest.approx(6.0 / 9.0)] * 2
+    assert plan["times as fast as the best hook"] == 2.0
+    assert plan["interval_of_times as fast as the best hook"] is None, "one step of the other is too few"
+    assert rows["ddp"]["raw_rounds"] == rounds["ddp"]
 
 
 def test_ratios_to_what_was_not_measured_are_left_out() -> None:
-    (row,) = rows_of({"data=4": [found(2.0)]})
-    assert (row["times_faster_than_ddp"], row["times_faster_than_best_hook"]) == (None, None)
+    (row,) = rows_of("mlp", "1gbit", {"data=4": [found(2.0)]})
+    assert (row["times as fast as DDP"], row["times as fast as the best hook"]) == (None, None)
+
+
+@pytest.mark.parametrize(("is_there", "steps", "samples"), [(True, 50, 1600), (False, None, None)])
+def test_a_target_that_was_not_reached_has_no_steps(is_there: bool, steps: int | None, samples: int | None) -> None:
+    trained = {"is_there": is_there, "steps": 50, "accuracy": 0.8, "curve": [(50, 1.0, 0.8)], "of_ranks": [{}] * 3}
+    row = target_row({"case": "ddp"}, 0.85, trained)
+    assert (row["steps"], row["samples"], row["accuracy then"]) == (steps, samples, 0.8)
 
 
 def test_plans_run_by_weft_launch_and_peers_as_torchrun_starts_them() -> None:

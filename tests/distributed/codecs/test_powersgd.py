@@ -8,6 +8,7 @@ from tests.distributed.codecs.kernels.checks import IMPLEMENTATIONS, Kernels, sa
 from weft.distributed.codecs import ReductionWork, bucket_of
 from weft.distributed.codecs.kernels import definition
 from weft.distributed.codecs.powersgd import PowerSgdCodec, orthogonalise
+from weft.distributed.group.calls import AllReduce
 from weft.distributed.group.solo import SoloGroup
 
 
@@ -87,7 +88,8 @@ def test_ranks_with_other_numbers_of_threads_have_the_same_bits() -> None:
             codec.encode(bucket, gradient)
             reduction = codec.reduce(bucket, first, group)
             next(reduction)
-            (call,) = [next(reduction)]
+            call = next(reduction)
+            assert isinstance(call, AllReduce)
             call.tensor.copy_(second)
             with pytest.raises(StopIteration) as end:
                 next(reduction)
