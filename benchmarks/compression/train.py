@@ -135,18 +135,20 @@ def count_bytes() -> tuple[int, int]:
 
 
 def time_steps(training: Training, workload: Workload, warm_up: int, num_steps: int) -> dict[str, Any]:
-    """Seconds of each step after the first ones, with no barrier between them, and bytes of all of them."""
+    """Seconds of each step after the first ones, with no barrier between them, and bytes and processor time of all of
+    them."""
     seconds = list[float]()
-    before = (0, 0)
+    before, busy = (0, 0), 0.0
     for number, batch in zip(range(warm_up + num_steps), batches(training.loader), strict=False):
         if number == warm_up:
-            before = count_bytes()
+            before, busy = count_bytes(), time.process_time()
         began = time.perf_counter()
         take_step(training, workload, batch)
         if number >= warm_up:
             seconds.append(time.perf_counter() - began)
     after = count_bytes()
-    return {"seconds": seconds, "sent": after[0] - before[0], "received": after[1] - before[1]}
+    busy = time.process_time() - busy
+    return {"seconds": seconds, "sent": after[0] - before[0], "received": after[1] - before[1], "processor": busy}
 
 
 def train_to_target(training: Training, workload: Workload, test: TensorDataset, options: Any) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """What waits in another unit: by powers of two a codec goes on with the same bits, so many times as large."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -17,10 +19,10 @@ def make_dgc() -> DgcCodec:
     return codec
 
 
-CODECS = {
+CODECS: dict[str, Callable[[], AbstractCodec]] = {
     "topk": lambda: TopkCodec(0.1),
     "dgc": make_dgc,
-    "randomk": lambda: RandomkCodec(0.1, 0),
+    "randomk": lambda: RandomkCodec(0.1),
     "sign": lambda: SignCodec(symmetric=True),
 }
 

@@ -1,4 +1,4 @@
-"""What waits to be sent, in another unit: of gradients that are scaled, after the scale has changed."""
+"""Another unit for gradients that wait to be sent, after the scale of those that come has changed."""
 
 from weft.distributed.codecs.codec import AbstractCodec
 

@@ -18,8 +18,10 @@ from weft.distributed.placement.exchange import GradientExchange
 from weft.distributed.placement.factors.layers import FactoredLayers
 from weft.distributed.placement.shares import MeasuredShares
 from weft.distributed.script.data.batch_share import BatchShare
+from weft.distributed.script.weaving.discarded import DiscardedGradients
 from weft.distributed.script.weaving.dtensors import as_dtensor, lay_out_gradient, local_of
 from weft.distributed.script.weaving.incoming import IncomingGradients, Loss, factor_of_loss
+from weft.distributed.script.weaving.scaling import FollowedScale
 from weft.errors import UsageError
 from weft.torch_private import shares_memory
 
@@ -74,6 +76,10 @@ class Backward:
         self.is_held = False  # inside of no_sync
         self.exchanged: set[str] = set()
         """Parameters whose gradients have been exchanged since the step that used them last."""
+        self.discarded: DiscardedGradients | None = None
+        """Where a codec keeps a part of gradients back, and beside it `scale`, of what is kept."""
+        self.scale: FollowedScale | None = None
+        self.prepare: Callable[[], None] = lambda: None  # before the first exchange of a backward
         if loss == "sum" and not is_weighted:
             IncomingGradients(parameters, self.factor)
 
@@ -116,8 +122,17 @@ class Backward:
         found = {name: parameters[name].grad for name in unseen}
         return {name: gradient for name, gradient in found.items() if gradient is not None}
 
+    def look_for_discarded(self, parameters: Mapping[str, Tensor], arrived: str) -> None:
+        """When an exchange of these begins, whose first gradient has arrived: it may be added to what was there."""
+        if self.discarded is None or self.exchanged.isdisjoint(parameters):  # as in nearly every backward
+            return
+        found = {name: parameter.grad for name, parameter in parameters.items() if name in self.exchanged}
+        found.pop(arrived, None)
+        self.discarded.look(found)
+
     def begin(self, model: "ModelGradients") -> None:
         if not self._running:
+            self.prepare()
             # autograd calls it when the whole of this backward is done, as DDP has it do.
             Variable._execution_engine.queue_callback(self._end)
         self._running.append(model)
@@ -173,6 +188,7 @@ class GradientHooks:
                 if self._backward.is_held:
                     self.is_owed = True
                     return
+                self._backward.look_for_discarded(self._parameters, name)
                 self._is_running, self._untouched = True, set(self._parameters)
                 weight = self._backward.weight
                 self._exchange.begin(weight)
@@ -223,6 +239,8 @@ class GradientHooks:
                 packed.append(total)
         if own:  # one call for all: they are small and many
             torch._foreach_copy_(own, packed)
+        if self._backward.discarded is not None:
+            self._backward.discarded.note({name: self._parameters[name].grad for name in sums if name in exchanged})
 
 
 def _local_gradient(parameter: Tensor) -> Tensor | None:

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.distributed.codecs import AbstractCodec
 from weft.distributed.placement import DataParallel, ShardedModel
 from weft.distributed.placement.exchange import GradientExchange
 from weft.distributed.placement.factors.layers import FactoredLayers
+from weft.distributed.script.weaving.discarded import DiscardedGradients
 from weft.distributed.script.weaving.gradients import Backward, GradientHooks
 from weft.distributed.script.weaving.incoming import IncomingGradients, is_incoming
 from weft.distributed.script.weaving.losses import close_over_all
@@ -24,8 +26,10 @@ from weft.distributed.script.weaving.names import prefix_of
 from weft.distributed.script.weaving.pieces import PieceGradients
 from weft.distributed.script.weaving.placing import place_models, weigh_models
 from weft.distributed.script.weaving.same_gradients import check_same_gradients
+from weft.distributed.script.weaving.scaling import FollowedScale, follow_scales
 from weft.distributed.script.weaving.steps import check_parameters
 from weft.distributed.script.weaving.weaving import Weaving, weavings_of
+from weft.distributed.script.world.world import find_world
 from weft.training.weighting import Weighting
 
 __all__ = ["exchange_in_backward"]
@@ -40,8 +44,7 @@ def exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
         replicas.placement.take_over(optimizer, weaving.parameters)  # first, for it may refuse
         if weaving.plan.shard > 1 and not weaving.plan.splits_parameters:
             _note_steps(optimizer, world.waiting("optimizer.step", group))
-        if replicas.codec.takes_momentum:
-            MomentumTaker(replicas.codec, optimizer)
+    taker = MomentumTaker(replicas.codec, weaving.optimizers) if replicas.codec.takes_momentum else None
     if num_models == 1:
         _find_factors(weaving, replicas.factors, 0)
     replicas.join(weaving.state)
@@ -51,6 +54,10 @@ def exchange_in_backward(weaving: Weaving, replicas: DataParallel) -> None:
     kept = [parameter for parameter in trained.values() if id(parameter) not in weaving.reduced]
     weaving.backward = Backward(kept, weaving.share, group.size, weaving.loss, is_weighted=weighting is not None)
     weaving.backward.dealer, weaving.backward.gather = replicas.shares, replicas.gather
+    if taker is not None:
+        weaving.backward.prepare = taker.follow
+    if not replicas.codec.is_exact:
+        _follow_unsent(weaving, weaving.backward, replicas.codec)
     if weighting is not None:
         weigh_models(weaving, weighting, weaving.backward.factor)
     replicas.exchange.keeps_sums = True
@@ -95,6 +102,21 @@ def _follow_backward(factors: FactoredLayers, backward: Backward) -> None:
     factors.is_own_hook = is_incoming
 
 
+def _follow_unsent(weaving: Weaving, backward: Backward, codec: AbstractCodec) -> None:
+    """Of a codec that may keep back a part of gradients, which have to do with what becomes of the others."""
+    told_as, is_first = str(weaving.plan.compress), weaving.world.is_first
+    updated = {name for own in weaving.updated for name in own}
+    backward.discarded = DiscardedGradients(codec, told_as, updated, is_first=is_first)
+    backward.scale = FollowedScale(codec, told_as, is_first=is_first)
+    follow_scales(_followed_scales)
+
+
+def _followed_scales() -> list[FollowedScale]:
+    """Of the script that asks."""
+    found = [weaving.backward for weaving in weavings_of(find_world())]
+    return [backward.scale for backward in found if backward is not None and backward.scale is not None]
+
+
 def _scale_parts(weaving: Weaving, replicas: DataParallel) -> None:
     """Gradients that ranks of one replica have in terms (of some rows of pictures each) are added up, and what was in
     them before is not: N terms come in N times as large, and their mean goes out."""
@@ -128,6 +150,8 @@ def _before_step(
     assert weaving.backward is not None, "gradients are exchanged there"
     weaving.backward.check_exchanged()
     changed = close_over_all(weaving, arguments, options) if len(arguments) > 1 or options else None
+    if weaving.backward.discarded is not None:
+        weaving.backward.discarded.is_in_closure = changed is not None
     if changed is None:  # else the closure brings the gradients
         left = {name: parameter for name, parameter in own.items() if id(parameter) not in weaving.reduced}
         check_same_gradients(weaving.world, weaving.backward.not_exchanged(left))
@@ -137,4 +161,6 @@ def _before_step(
 def _after_step(weaving: Weaving, own: Mapping[str, Tensor], *_: Any) -> None:
     assert weaving.backward is not None, "gradients are exchanged there"
     weaving.backward.exchanged.difference_update(own)
+    if weaving.backward.discarded is not None:
+        weaving.backward.discarded.is_in_closure = False
     weaving.note_step()
