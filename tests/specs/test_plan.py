@@ -214,7 +214,6 @@ def test_the_nearest_plan_of_every_refusal_is_valid(refusal: Refusal) -> None:
             for changed in ({"ratio": 2.0}, {"bits": 3}, {"bits": 4, "sum": "split"})
             if changed.keys() <= AXES["compress"][name].parameters.keys()
         ),
-        Plan(data=2, compress=with_parameters(usual_of("compress", "terngrad"), clip=math.inf)),
         Plan(data=2, compress=with_parameters(usual_of("compress", "threshold"), value=math.inf)),
         Plan(data=2, expert=2, compress=with_parameters(usual_of("compress", "dgc"), clip=1.0)),
         Plan(data=2, consistency=with_parameters(usual["local"], outer_lr=0.5)),

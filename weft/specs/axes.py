@@ -417,12 +417,7 @@ AXES: Mapping[str, Mapping[str, Value]] = {
             ),
         ),
         "terngrad": _codec(
-            "terngrad:make_terngrad",
-            "compression.schemes:terngrad",
-            "ternary",
-            {"clip": 2.5},
-            least={"clip": 0},
-            limits=(_finite("clip", 2.5),),
+            "terngrad:make_terngrad", "compression.schemes:terngrad", "ternary", {"clip": 2.5}, least={"clip": 0}
         ),
         "onebit": _codec(
             "signs:make_onebit", "compression.schemes:onebit", "signs", {"block": 4096}, coding=_OF_ESTIMATES

@@ -99,7 +99,8 @@ def restore(state: TrainingState, snapshot: Snapshot) -> TrainingState:
             for name, tensor in own.items():
                 tensor.copy_(_find(tensors, f"{kind}/{name}", tensor.shape))
     parameters = state.model.parameters
-    slots: dict[str, dict[str, Tensor]] = {name: {} for name in state.optimizer.slots}
+    # A slot that the checkpoint lacks begins as in a new training: ranks that kept the momentum themselves have none.
+    slots = {name: dict(own) for name, own in state.optimizer.slots.items()}
     for key in tensors:
         if key.startswith("slot/"):
             name, _, slot = key.removeprefix("slot/").rpartition("/")
