@@ -97,7 +97,7 @@ KEEPING: Mapping[str, frozenset[str]] = {
     "digits_cnn": frozenset(
         {"onebit", "sign", "topk(0.01,select=sampled)", "randomk(0.25)", "dgc(0.01)", "dgc(0.001)"}
     ),
-    "fashion_cnn": frozenset({"dgc(0.01)"}),
+    "fashion_cnn": frozenset({"topk(0.01)", "dgc(0.01)"}),
     "pydoc_lstm": frozenset({"topk(0.01)", "powersgd(4)", "dgc(0.01,clip=1)"}),
 }
 OWN_SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = {("pydoc_lstm", "dgc(0.01,clip=1)"): ("clip_norm=none",)}

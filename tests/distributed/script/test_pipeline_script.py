@@ -68,6 +68,25 @@ def test_stages_train_the_model_of_one_process(schedule: str) -> None:
         check_same(found, expected)
 
 
+def test_stages_keep_the_momentum_of_their_gradients() -> None:
+    # Regression: the optimizer kept it too, after the sum. Where all is sent and masked, nothing is left of momentum.
+    def descend(momentum: float, plan: str) -> dict[str, Tensor]:
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        loader: Any = DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=8)
+        model, optimizer, loader = weft.weave(model, optimizer, loader, plan=plan)
+        for x, y in loader:
+            weft.forward_backward(model, functional.cross_entropy, x, y)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert optimizer.param_groups[0]["momentum"] == momentum
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    expected, plan = descend(0.0, "data"), "data=2 pipeline=2 schedule=1f1b(2) compress=dgc(1,warmup=0)"
+    for found in run_script(partial(descend, 0.9, plan), 4, plan):
+        torch.testing.assert_close(found, expected)
+
+
 def test_replicas_of_stages_share_each_batch() -> None:
     expected, plan = train("data"), "data=2 pipeline=2 schedule=1f1b(2)"
     for found in run_script(partial(train, plan), 4, plan):

@@ -21,6 +21,7 @@ from weft.distributed.placement import DataParallel
 from weft.distributed.placement.mesh import MeshGroups
 from weft.distributed.placement.pipeline.transport import Form
 from weft.distributed.placement.whole import gather_whole
+from weft.distributed.script.weaving.momentum import MomentumTaker
 from weft.distributed.script.weaving.own_hooks import OwnHook
 from weft.distributed.script.weaving.stage_seam import AbstractStages
 from weft.distributed.script.weaving.weaving import Weaving, broadcast_in_host_memory
@@ -71,6 +72,7 @@ class ScriptStages(AbstractStages):
         self._homes: dict[str, int] = {}  # names of parameters and buffers to the first stage that holds each
         self._shapes = {name: parameter.shape for name, parameter in weaving.parameters.items()}
         self._is_whole = True
+        self._taker = MomentumTaker(replicas.codec, weaving.optimizers) if replicas.codec.takes_momentum else None
         self.begin_again()
         hook = self._model.register_forward_pre_hook(OwnHook(self._check_whole))
         weaving.attached.append((self._model._forward_pre_hooks, hook.id))
@@ -90,6 +92,8 @@ class ScriptStages(AbstractStages):
         executor = self._begin(inputs)
         self._loss = loss
         exchange, weaving = self._replicas.exchange, self._weaving
+        if self._taker is not None:
+            self._taker.follow()
         exchange.begin(weaving.share.weight)
         before = {name: parameter.grad for name, parameter in weaving.trained.items()}  # of batches before this one
         found = torch.zeros((), device=self._device)
