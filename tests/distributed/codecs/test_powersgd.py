@@ -7,7 +7,7 @@ from torch import Tensor
 from tests.distributed.codecs.kernels.checks import IMPLEMENTATIONS, Kernels, same_bits
 from weft.distributed.codecs import ReductionWork, bucket_of
 from weft.distributed.codecs.kernels import definition
-from weft.distributed.codecs.powersgd import PowerSgdCodec, orthogonalise
+from weft.distributed.codecs.powersgd import PowerSgdCodec
 from weft.distributed.group.calls import AllReduce
 from weft.distributed.group.solo import SoloGroup
 
@@ -27,10 +27,14 @@ def kept_by(codec: PowerSgdCodec) -> Tensor:
     return codec.memory()["residual/w"].tensor
 
 
+@pytest.mark.parametrize("kernels", IMPLEMENTATIONS)
 @pytest.mark.parametrize("rank", [0, 1, 2, 3, 4])
-def test_a_basis_is_orthogonal_or_zero(rank: int) -> None:
-    matrix = outer(rank)[:, :4].clone() if rank else torch.zeros(64, 4)
-    orthogonalise(matrix)
+def test_a_basis_is_orthogonal_or_zero(kernels: Kernels, rank: int) -> None:
+    matrix = outer(rank)[:, :4].contiguous() if rank else torch.zeros(64, 4)
+    expected = matrix.clone()
+    kernels.orthogonalise(matrix)
+    definition.orthogonalise(expected)
+    assert same_bits(matrix, expected)
     product = matrix.T @ matrix
     torch.testing.assert_close(product, torch.diag(product.diagonal().round()))
     assert product.diagonal().round().sum() >= rank

@@ -174,7 +174,7 @@ class PowerSgdCodec(AbstractCodec):
         """From the sum of left factors to this rank's right ones, and what these leave out."""
         pieces, rights = layout.bucket.unpack(kept), layout.rights(second)
         for name, left in layout.lefts(first).items():
-            orthogonalise(left)
+            kernels.orthogonalise(left)
             matrix = pieces[name].view(layout.matrices[name])
             torch.mm(matrix.t(), left, out=rights[name])
             if bool(left.isfinite().all()):  # else every rank keeps what it has, less what is not finite itself
@@ -188,30 +188,10 @@ class PowerSgdCodec(AbstractCodec):
         for name, left in layout.lefts(first).items():
             kernels.multiply_factors(left, rights[name], places[name].view(-1))
             self._rights[name] = rights[name].clone()
-            orthogonalise(self._rights[name])  # P hangs on what it spans alone, and is more exact
+            kernels.orthogonalise(self._rights[name])  # P hangs on what it spans alone, and is more exact
         for name, part in layout.whole(first).items():
             places[name].copy_(part.view(places[name].shape))
         return total
-
-
-def orthogonalise(matrix: Tensor) -> None:
-    """Gram and Schmidt, in place and in float64, column by column; a column of zeros stays one.
-
-    Of a column that hangs on those before it only rounding errors are left, which are not orthogonal to them: so all is
-    done twice, after which they are.
-    """
-    columns = matrix.double().unbind(1)
-    for index, column in enumerate(columns):
-        for before in columns[:index] * 2:
-            column.sub_(_add_up(before * column) * before)
-        norm = _add_up(column.square()).sqrt()
-        column.div_(torch.where(norm > 0, norm, 1.0))
-    matrix.copy_(torch.stack(columns, 1))
-
-
-def _add_up(numbers: Tensor) -> Tensor:
-    """One number after the other, which a sum in parallel does not."""
-    return numbers.cumsum(0)[-1]
 
 
 def make_powersgd(choice: Choice, rank: int) -> PowerSgdCodec:

@@ -30,6 +30,7 @@ __all__ = [
     "merge",
     "multiply_factors",
     "num_blocks",
+    "orthogonalise",
     "packed_size",
     "quantise",
     "scatter_add",
@@ -309,6 +310,19 @@ def decode_signs(codes: _Tensor, scales: _Tensor, block: int, out: _Tensor, add:
     _check_floats(out)
     _check_encoded(codes, 1, scales, (2, num_blocks(out.numel(), block)), out)
     _choose(out, codes, scales).decode_signs(codes, scales, block, out, add)
+
+
+def orthogonalise(matrix: _Tensor) -> None:
+    """Gram and Schmidt, in place and in float64, column by column; a column of zeros stays one.
+
+    Of a column that hangs on those before it only rounding errors are left, which are not orthogonal to them: so all is
+    done twice, after which they are. Sums are made one number after the other, on all machines alike.
+
+    Args:
+        matrix: [rows, columns].
+    """
+    assert matrix.dtype in (_torch.float32, _torch.float64) and matrix.dim() == 2, (matrix.dtype, matrix.shape)
+    _choose(matrix).orthogonalise(matrix)
 
 
 def multiply_factors(left: _Tensor, right: _Tensor, out: _Tensor) -> None:

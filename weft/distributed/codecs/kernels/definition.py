@@ -206,6 +206,21 @@ def decode_signs(codes: Tensor, scales: Tensor, block: int, out: Tensor, add: bo
     out.copy_(out + values if add else values)
 
 
+def orthogonalise(matrix: Tensor) -> None:
+    columns = matrix.double().unbind(1)
+    for index, column in enumerate(columns):
+        for before in columns[:index] * 2:
+            column.sub_(_add_in_turn(before * column) * before)
+        norm = _add_in_turn(column.square()).sqrt()
+        column.div_(torch.where(norm > 0, norm, 1.0))
+    matrix.copy_(torch.stack(columns, 1))
+
+
+def _add_in_turn(numbers: Tensor) -> Tensor:
+    """One number after the other, which a sum in parallel does not."""
+    return numbers.cumsum(0)[-1] if len(numbers) else numbers.sum()
+
+
 def multiply_factors(left: Tensor, right: Tensor, out: Tensor) -> None:
     product = out.view(left.shape[0], right.shape[0])
     torch.mul(left[:, :1], right[:, 0], out=product)

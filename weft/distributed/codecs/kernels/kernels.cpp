@@ -63,6 +63,9 @@ using namespace weft;
   extern "C" void weft_multiply_factors_##S(const T* left, const T* right, int64_t rows, int64_t columns,              \
                                             int64_t rank, T* out) {                                                    \
     multiply_factors(left, right, rows, columns, rank, out);                                                           \
+  }                                                                                                                    \
+  extern "C" void weft_orthogonalise_##S(T* matrix, int64_t rows, int64_t rank, double* columns) {                     \
+    orthogonalise(matrix, rows, rank, columns);                                                                        \
   }
 
 FOR_TYPE(float, f32)

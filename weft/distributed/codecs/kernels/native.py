@@ -38,6 +38,7 @@ _TYPED: dict[str, tuple[Any, list[Any]]] = {
     "weft_encode_signs": (None, [_POINTER, _LONG, _LONG, _INT, _POINTER, _POINTER, _POINTER]),
     "weft_merge": (_LONG, [_POINTER, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _POINTER]),
     "weft_multiply_factors": (None, [_POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER]),
+    "weft_orthogonalise": (None, [_POINTER, _LONG, _LONG, _POINTER]),
     "weft_quantise": (None, [_POINTER, _POINTER, _LONG, _LONG, _INT, _WORD, _WORD, _POINTER]),
     "weft_scatter_add": (None, [_POINTER, _POINTER, _POINTER, _LONG]),
     "weft_select": (None, [*_UPDATE, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER]),
@@ -200,6 +201,11 @@ def encode_signs(kept: Tensor, block: int, symmetric: bool = False) -> tuple[Ten
 
 def decode_signs(codes: Tensor, scales: Tensor, block: int, out: Tensor, add: bool = False) -> None:
     _function("weft_decode_signs", out)(codes.data_ptr(), *_rows(scales), out.numel(), block, add, out.data_ptr())
+
+
+def orthogonalise(matrix: Tensor) -> None:
+    columns = torch.empty(matrix.numel(), dtype=torch.float64)
+    _function("weft_orthogonalise", matrix)(matrix.data_ptr(), *matrix.shape, columns.data_ptr())
 
 
 def multiply_factors(left: Tensor, right: Tensor, out: Tensor) -> None:
