@@ -1,29 +1,23 @@
 """Launchers of several hosts: they meet, tell each other how ranks failed, and end together. Here all on loopback."""
 
-import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.engines.contract import program
-from weft.engines import host_notes, hosts
+from tests.engines.contract import DEADLINE_SECONDS, program
+from weft.engines import host_notes, hosts, local
 from weft.engines.engine import run_on
 from weft.engines.failure import describe
-from weft.engines.host_notes import HostNotes, Note, RankFailure, Rendezvous, meet
+from weft.engines.host_notes import HostNotes, Note, RankFailure, meet
 from weft.engines.hosts import HostsEngine
 from weft.engines.local import rank_variables
+from weft.engines.rendezvous import Rendezvous, keep_store, reach_store
 from weft.errors import RankFailedError, UsageError
-
-
-@pytest.fixture
-def rendezvous() -> Callable[..., Rendezvous]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    return lambda host, num_hosts=2, timeout=30.0: Rendezvous("127.0.0.1", port, host, num_hosts, timeout)
 
 
 def on_each(call: Callable[[int], Any], num_hosts: int = 2) -> list[Any]:
@@ -36,23 +30,13 @@ def on_each(call: Callable[[int], Any], num_hosts: int = 2) -> list[Any]:
         except (RankFailedError, UsageError) as error:
             answers[host] = error
 
-    threads = [threading.Thread(target=run, args=(host,)) for host in range(num_hosts)]
+    threads = [threading.Thread(target=run, args=(host,), daemon=True) for host in range(num_hosts)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(DEADLINE_SECONDS)
+    assert not any(thread.is_alive() for thread in threads), "a host waits without end"
     return answers
-
-
-@pytest.mark.parametrize("text", ["10.0.0.1", ":29500", "10.0.0.1:port", "10.0.0.1:70000"])
-def test_a_rendezvous_is_an_address_and_a_port(text: str) -> None:
-    with pytest.raises(UsageError, match=r"not an address and a port .* write it as 10\.0\.0\.1:29500"):
-        Rendezvous.parse(text, 0, 2)
-
-
-def test_hosts_count_from_zero() -> None:
-    with pytest.raises(UsageError, match="no such host"):
-        Rendezvous.parse("10.0.0.1:29500", 2, 2)
 
 
 def test_a_note_reads_back_with_its_failures() -> None:
@@ -69,8 +53,35 @@ def test_hosts_that_were_started_differently_are_told_so_on_each(rendezvous: Cal
         assert "plan: data=3" in str(error)
 
 
+def test_host_0_keeps_the_store_until_all_have_read_that_they_were_started_differently(
+    rendezvous: Callable[..., Rendezvous], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Host 0 saw the difference and ended. Host 1 then read from a store that was gone: "this is a bug in Weft"."""
+    acts = [("host/1", Note("plan: data=4").encode()), ("parted/1", "")]
+
+    def act(_seconds: float) -> None:
+        """What host 1 does, one act each time that host 0 waits."""
+        if acts:
+            reach_store(rendezvous(1), time.monotonic()).set(*acts.pop(0))
+
+    monkeypatch.setattr(host_notes, "PART_SECONDS", 60.0)
+    monkeypatch.setattr(host_notes, "time", SimpleNamespace(monotonic=time.monotonic, sleep=act))
+    with pytest.raises(UsageError, match="hosts were started differently"):
+        meet(rendezvous(0), "plan: data=2")
+    assert acts == []
+
+
+def test_hosts_that_were_told_different_numbers_of_hosts_name_the_difference(
+    rendezvous: Callable[..., Rendezvous],
+) -> None:
+    """Host 1 waited for a host 2 that host 0 did not know of, until the store was gone."""
+    for error in on_each(lambda host: meet(rendezvous(host, num_hosts=host + 2), f"{host + 2} hosts")):
+        assert isinstance(error, UsageError)
+        assert "hosts were started differently" in str(error)
+
+
 def test_a_number_that_another_host_has_is_refused(rendezvous: Callable[..., Rendezvous]) -> None:
-    keeper = host_notes._keep_store(rendezvous(0))
+    keeper = keep_store(rendezvous(0))
     keeper.add("came/1", 1)
     with pytest.raises(UsageError, match=r"another host has the same number \(--host-rank: 1\)"):
         meet(rendezvous(1), "train.py")
@@ -81,9 +92,14 @@ def test_hosts_that_do_not_come_are_counted(rendezvous: Callable[..., Rendezvous
         meet(rendezvous(0, num_hosts=3, timeout=0.1), "train.py")
 
 
-def test_host_0_listens_at_an_address_of_its_own() -> None:
-    with pytest.raises(UsageError, match=r"host 0 cannot listen at 192\.0\.2\.1:29500"):
-        meet(Rendezvous("192.0.2.1", 29500, 0, 2), "train.py")
+def test_all_hosts_that_came_count_those_that_did_not(rendezvous: Callable[..., Rendezvous]) -> None:
+    """Host 0, which came first, gave up first, and host 1 then asked a store that was gone."""
+    keeper = keep_store(rendezvous(0))
+    keeper.set("host/0", Note("train.py").encode())
+    keeper.set(host_notes.OVER, "")
+    (error,) = on_each(lambda _: meet(rendezvous(1, num_hosts=3, timeout=1e6), "train.py"), 1)
+    assert isinstance(error, UsageError)
+    assert "came: 2 of 3, missing: 2" in str(error)
 
 
 def test_a_launcher_that_gives_no_sign_of_life_is_lost(
@@ -129,13 +145,20 @@ def test_each_host_runs_its_own_ranks(rendezvous: Callable[..., Rendezvous]) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "text"), [("value", "ValueError: seven is not six"), ("exit", "ended with exit code 7")]
+    ("how", "text"),
+    [
+        ("value", "ValueError: seven is not six"),
+        ("exit", "ended with exit code 7"),
+        # Was no failure for other hosts, which waited for ever.
+        ("exit without result", "ended with exit code 0 and no result"),
+    ],
 )
 def test_the_failure_of_one_rank_is_told_on_every_host(
     rendezvous: Callable[..., Rendezvous], how: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks of the other host that wait for the lost one, and do not notice, are ended."""
     monkeypatch.setattr(hosts, "AGREE_SECONDS", 30.0)
+    monkeypatch.setattr(local, "GRACE_SECONDS", 0.1)
     failing = program("fail", rank=1, how=how)
     for error in on_each(lambda host: run_on(HostsEngine(rendezvous(host), "fail"), failing, 2)):
         assert isinstance(error, RankFailedError)

@@ -37,6 +37,8 @@ for epoch in range(3):
         optimizer.step()
         if sys.argv[1:] == [os.environ["RANK"]]:
             raise ValueError("planted")
+        if sys.argv[1:] == ["exit", os.environ["RANK"]]:
+            os._exit(0)
 total = None
 if "WEFT_RENDEZVOUS" in os.environ:
     torch.distributed.init_process_group("gloo")
@@ -132,6 +134,26 @@ def test_the_error_of_one_rank_ends_all_hosts_and_is_told_on_each(hosts: Hosts, 
     for ended in hosts.run_all(weft(hosts, "--workers", "4", script, "2"), timeout=90):
         assert ended.returncode == 3
         assert ended.stderr.splitlines()[-1] == "error: rank 2 of 4: ValueError: planted"
+
+
+@pytest.mark.slow
+def test_a_rank_that_exits_before_its_time_ends_all_hosts(hosts: Hosts, script: str) -> None:
+    """Exit code 0 was no failure to tell: its host waited for the other without end, and that one for the rank."""
+    for ended in hosts.run_all(weft(hosts, script, "exit", "1"), timeout=90):
+        assert ended.returncode == 3
+        assert "error: rank 1 of 2: ended with exit code 0 and no result" in ended.stderr
+
+
+@pytest.mark.slow
+def test_hosts_that_were_started_differently_say_so_and_nothing_else(hosts: Hosts, script: str) -> None:
+    """Host 1 sometimes showed a traceback, and both a warning of torch that they have found no name for an address."""
+    first, second = weft(hosts, "--workers", "2", script)[0], weft(hosts, "--workers", "4", script)[1]
+    for ended in hosts.run_all([first, second], timeout=90):
+        assert ended.returncode == 2
+        (line,) = ended.stderr.splitlines()
+        assert line.startswith("error: hosts were started differently (")
+        assert "2 processes" in line
+        assert "4 processes" in line
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def _find_meeting(
     if host_rank is None or num_hosts is None:
         raise UsageError("hosts that meet are numbered; give --host-rank and --num-hosts too")
     if out is not None:
-        raise UsageError("a run on several hosts is not recorded; leave --out out")
+        raise UsageError(f"a run on several hosts is not recorded (--out: {out}); start it without --out")
     return Rendezvous.parse(rendezvous, host_rank, num_hosts, *(() if timeout is None else (timeout,)))
 
 

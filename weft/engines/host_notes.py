@@ -8,64 +8,29 @@ still. The ranks find each other through the same store, as those of torchrun do
 """
 
 import json
-import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import timedelta
 from typing import Any, Literal, final
 
 from weft.engines.failure import Failure
+from weft.engines.rendezvous import OPERATION_SECONDS, POLL_SECONDS, Rendezvous, keep_store, reach_store, use_told_loss
 from weft.errors import UsageError
 
-__all__ = ["POLL_SECONDS", "HostNotes", "Note", "Phase", "RankFailure", "Rendezvous", "meet"]
+__all__ = ["HostNotes", "Note", "Phase", "RankFailure", "meet"]
 
 TICK_SECONDS = 0.2
-POLL_SECONDS = 0.05
 # A launcher whose note stands still for so long is lost. Ranks that compute may keep it waiting for a core.
 SILENCE_SECONDS = 60.0
-CONNECT_SECONDS = 1.0
-OPERATION_SECONDS = 10.0
+# How long host 0 keeps the store for others to read why the run does not begin.
+PART_SECONDS = 5.0
+
+# A key that is there once host 0 knows that the run does not begin.
+OVER = "over"
 
 Phase = Literal["running", "ended", "left"]
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """Where the hosts of a launch meet, and which of them this one is.
-
-    Args:
-        address: of host 0, as all hosts reach it.
-        timeout: seconds in which all must have come.
-    """
-
-    address: str
-    port: int
-    host_rank: int
-    num_hosts: int
-    timeout: float = 300.0
-
-    @staticmethod
-    def parse(text: str, host_rank: int, num_hosts: int, timeout: float = 300.0) -> "Rendezvous":
-        """
-        >>> Rendezvous.parse("10.0.0.1:29500", 1, 2)
-        Rendezvous(address='10.0.0.1', port=29500, host_rank=1, num_hosts=2, timeout=300.0)
-
-        Raises:
-            UsageError: the text is no address and port, or there is no such host.
-        """
-        address, _, port = text.rpartition(":")
-        if not address or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise UsageError(f"rendezvous is not an address and a port ({text}); write it as 10.0.0.1:29500")
-        if not 0 <= host_rank < num_hosts:
-            cure = "count hosts from 0"
-            raise UsageError(f"there is no such host (--host-rank: {host_rank}, --num-hosts: {num_hosts}); {cure}")
-        return Rendezvous(address, int(port), host_rank, num_hosts, timeout)
-
-    def __str__(self) -> str:
-        return f"{self.address}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -109,25 +74,61 @@ def meet(rendezvous: Rendezvous, launch: str) -> "HostNotes":
     """Wait for the launchers of all hosts. A collective call of theirs.
 
     Raises:
-        UsageError: a host did not come in time, has been there already, or was started with another command.
+        UsageError: a host did not come in time, has been there already, or was started with another command; or what
+            answers is no launcher, or one that ends.
     """
     deadline = time.monotonic() + rendezvous.timeout
-    store = _keep_store(rendezvous) if rendezvous.host_rank == 0 else _reach_store(rendezvous, deadline)
-    if int(store.add(f"came/{rendezvous.host_rank}", 1)) > 1:
-        cure = "give each host a number of its own"
-        raise UsageError(f"another host has the same number (--host-rank: {rendezvous.host_rank}); {cure}")
-    own = Note(launch)
-    store.set(_key(rendezvous.host_rank), own.encode())
-    while missing := [host for host in range(rendezvous.num_hosts) if not store.check([_key(host)])]:
-        if time.monotonic() > deadline:
+    store = keep_store(rendezvous) if rendezvous.host_rank == 0 else reach_store(rendezvous, deadline)
+    with use_told_loss(rendezvous):
+        if int(store.add(f"came/{rendezvous.host_rank}", 1)) > 1:
+            cure = "give each host a number of its own"
+            raise UsageError(f"another host has the same number (--host-rank: {rendezvous.host_rank}); {cure}")
+        own = Note(launch)
+        store.set(_key(rendezvous.host_rank), own.encode())
+        try:
+            notes = _await_notes(store, rendezvous, deadline)
+        except UsageError:
+            with suppress(RuntimeError):  # the store is gone: nobody asks any more
+                _part(store, rendezvous)
+            raise
+    return HostNotes(store, rendezvous, own, notes)
+
+
+def _await_notes(store: Any, rendezvous: Rendezvous, deadline: float) -> list[Note]:
+    hosts = range(rendezvous.num_hosts)
+    while missing := _find_missing(store, map(_key, hosts)):
+        if time.monotonic() > deadline or store.check([OVER]):
+            # Hosts that were told different numbers of hosts would name one that is missing nowhere else.
+            _check_same(_read(store, [host for host in hosts if host not in missing]), rendezvous.host_rank)
             raise UsageError(_tell_missing(rendezvous, missing))
         time.sleep(POLL_SECONDS)
-    notes = _read(store, rendezvous.num_hosts)
-    for host, note in enumerate(notes):
-        if note.launch != launch:
-            about = f"host {rendezvous.host_rank}: {launch}; host {host}: {note.launch}"
+    notes = _read(store, hosts)
+    _check_same(notes, rendezvous.host_rank)
+    return list(notes.values())
+
+
+def _check_same(notes: Mapping[int, Note], own: int) -> None:
+    for host, note in notes.items():
+        if note.launch != notes[own].launch:
+            about = f"host {own}: {notes[own].launch}; host {host}: {note.launch}"
             raise UsageError(f"hosts were started differently ({about}); give the same command on each")
-    return HostNotes(store, rendezvous, own, notes)
+
+
+def _part(store: Any, rendezvous: Rendezvous) -> None:
+    """Leave before the run begins. Host 0 tells the others, and keeps the store until those that came have read why."""
+    store.set(_parted(rendezvous.host_rank), "")
+    if rendezvous.host_rank == 0:
+        store.set(OVER, "")
+        deadline = time.monotonic() + PART_SECONDS
+        missing = _find_missing(store, map(_key, range(rendezvous.num_hosts)))
+        came = [_parted(host) for host in range(rendezvous.num_hosts) if host not in missing]
+        while _find_missing(store, came) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+
+
+def _find_missing(store: Any, keys: Iterable[str]) -> list[int]:
+    """Which of the keys are not there, by their places."""
+    return [place for place, key in enumerate(keys) if not store.check([key])]
 
 
 def _tell_missing(rendezvous: Rendezvous, missing: Sequence[int]) -> str:
@@ -137,52 +138,17 @@ def _tell_missing(rendezvous: Rendezvous, missing: Sequence[int]) -> str:
     return f"not all hosts came to {rendezvous} within {rendezvous.timeout:g} s ({came}); {cure}"
 
 
-def _keep_store(rendezvous: Rendezvous) -> Any:
-    import torch.distributed as distributed
-
-    try:
-        # Bound by hand to the one address: left to itself, the store listens on all interfaces.
-        listener = socket.create_server((rendezvous.address, rendezvous.port), backlog=512)
-    except OSError as error:
-        cure = "give an address of host 0 and a free port"
-        raise UsageError(f"host 0 cannot listen at {rendezvous} ({error.strerror}); {cure}") from None
-    c10d: Any = distributed  # its type stubs lack the stores
-    return c10d.TCPStore(
-        rendezvous.address,
-        rendezvous.port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-        timeout=timedelta(seconds=OPERATION_SECONDS),
-    )
-
-
-def _reach_store(rendezvous: Rendezvous, deadline: float) -> Any:
-    """A plain connection is tried first: the store's own attempts cannot be interrupted, and fill the log."""
-    import torch.distributed as distributed
-
-    while True:
-        try:
-            socket.create_connection((rendezvous.address, rendezvous.port), CONNECT_SECONDS).close()
-            break
-        except OSError as error:
-            if time.monotonic() > deadline:
-                about = f"{rendezvous}: {error.strerror or error}"
-                cure = "start the same command on host 0, whose address this is"
-                text = f"host 0 did not answer within {rendezvous.timeout:g} s ({about}); {cure}"
-                raise UsageError(text) from None
-            time.sleep(POLL_SECONDS)
-    c10d: Any = distributed
-    timeout = timedelta(seconds=OPERATION_SECONDS)
-    return c10d.TCPStore(rendezvous.address, rendezvous.port, is_master=False, wait_for_workers=False, timeout=timeout)
-
-
 def _key(host: int) -> str:
     return f"host/{host}"
 
 
-def _read(store: Any, num_hosts: int) -> list[Note]:
-    return [Note.decode(text) for text in store.multi_get([_key(host) for host in range(num_hosts)])]
+def _parted(host: int) -> str:
+    return f"parted/{host}"
+
+
+def _read(store: Any, hosts: Sequence[int]) -> dict[int, Note]:
+    texts = store.multi_get([_key(host) for host in hosts])
+    return {host: Note.decode(text) for host, text in zip(hosts, texts, strict=True)}
 
 
 @final
@@ -236,10 +202,10 @@ class HostNotes:
                 own = replace(self._own, beat=beat)
             with suppress(RuntimeError):  # the host that keeps the store is gone, or its network: notes stand still
                 self._store.set(_key(self._rendezvous.host_rank), own.encode())
-                self._take(_read(self._store, len(self._notes)))
+                self._take(_read(self._store, range(len(self._notes))))
 
-    def _take(self, notes: Sequence[Note]) -> None:
+    def _take(self, notes: Mapping[int, Note]) -> None:
         now = time.monotonic()
-        for host, note in enumerate(notes):
+        for host, note in notes.items():
             if note != self._notes[host]:
                 self._notes[host], self._changed[host] = note, now

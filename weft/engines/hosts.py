@@ -16,9 +16,10 @@ from typing import final
 from weft.atomic import write_json
 from weft.engines.engine import STRICT, AbstractEngine, AbstractRanks, End, Tolerance
 from weft.engines.failure import Failure
-from weft.engines.host_notes import POLL_SECONDS, HostNotes, Phase, RankFailure, Rendezvous, meet
+from weft.engines.host_notes import HostNotes, Phase, RankFailure, meet
 from weft.engines.local import LocalRanks, rank_variables
-from weft.engines.rank_program import read_failure
+from weft.engines.rank_program import has_result, read_failure
+from weft.engines.rendezvous import POLL_SECONDS, Rendezvous
 from weft.errors import TrainingError, UsageError
 
 __all__ = ["HostsEngine", "Rendezvous"]
@@ -91,10 +92,11 @@ class HostsRanks(AbstractRanks):
         self._notes.close()
 
     def _look(self, ends: Sequence[End]) -> bool:
-        """Tell the others how ranks have failed here; whether one has elsewhere."""
-        if failures := self._failures_of(ends):
+        """Tell the others how ranks have failed here; whether one has, here or elsewhere."""
+        failures = self._failures_of(ends)
+        if failures:
             self._notes.tell("running", failures)
-        return bool(self._notes.failures) or self._notes.find_lost() is not None
+        return bool(failures or self._notes.failures) or self._notes.find_lost() is not None
 
     def _await_others(self, phases: Sequence[Phase], seconds: float, *, is_over: bool) -> None:
         """Wait until all other hosts are in one of these phases; so long only from when the run is over, because a rank
@@ -106,7 +108,9 @@ class HostsRanks(AbstractRanks):
             time.sleep(POLL_SECONDS)
 
     def _failures_of(self, ends: Sequence[End]) -> list[RankFailure]:
-        return [RankFailure(e.rank, e.code, e.moment, read_failure(self._folder, e.rank)) for e in ends if e.code]
+        """A rank that exits with 0 before its time has failed too: it leaves no result."""
+        failed = [end for end in ends if end.code or not has_result(self._folder, end.rank)]
+        return [RankFailure(end.rank, end.code, end.moment, read_failure(self._folder, end.rank)) for end in failed]
 
     def _take_failures(self) -> list[End]:
         """The failures of other hosts, as if their ranks had been here."""
