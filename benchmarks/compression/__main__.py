@@ -38,7 +38,7 @@ SCRIPT = Path(__file__).with_name("train.py")
 FIRST_PORT = 29500
 STEPS = {"100mbit": 4, "1gbit": 10, "10gbit": 20, "unlimited": 20}
 TIMEOUT = {False: 240.0, True: 3600.0}
-"""Seconds of a case, by whether it trains to a target. Gloo was seen to wait for ever at the end of one in thirty."""
+"""Seconds of a case, by whether it trains to a target."""
 
 
 def commands_of(case: str, address: str, port: int, num_hosts: int, words: Sequence[str]) -> list[list[str]]:
