@@ -1,6 +1,7 @@
 """`torch.save` by many ranks: files are whole, and one path is rank 0's."""
 
 import os
+import pickle
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -147,7 +148,7 @@ def save_again_and_again(target: str, times: int, *, is_guarded: bool = True) ->
         try:
             found = torch.load(target)
             damaged += int(not (found["weight"] == found["number"]).all())
-        except (RuntimeError, EOFError, OSError, KeyError):
+        except (RuntimeError, EOFError, OSError, KeyError, pickle.UnpicklingError):
             damaged += 1
     world.group.barrier()
     return damaged

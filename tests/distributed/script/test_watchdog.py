@@ -56,6 +56,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], list[Rank
     monkeypatch.setattr(watching, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(watching, "PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(watching, "LINGER_SECONDS", 0.0)
+    monkeypatch.delattr("sys.last_value", raising=False)  # pytest leaves that of a test that failed before
     made: list[Rank] = []
 
     def make(size: int) -> list[Rank]:
